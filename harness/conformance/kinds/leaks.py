@@ -1,0 +1,162 @@
+"""Leaks: nothing of one sequence, call or owner reaches another.
+
+Prompts use disjoint token ids, memory is tight so that it is handed on, and runs are compared bit for bit where the tiles are
+the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.conformance.poison import poison_free_memory
+from harness.conformance.promise import NotApplicable, promise
+from harness.conformance.subject import Subject, stored
+from harness.conformance.world import World, tokens
+from strategies.geometry import CacheFull
+
+
+@promise("L", "L04")
+def six_interleaved_sequences_answer_as_if_alone(subject: Subject) -> None:
+    """Six prompts, interleaved chunks, decode, a cancel and a restart: every row equals its own oracle."""
+    world = World(subject, subject.geometry(heads=(8, 2), head_dim=8))
+    rng, sids = np.random.default_rng(subject.seed), [world.open(expect=24) for _ in range(6)]
+    for step in range(9):
+        if step == 5:
+            world.close(sids[2])
+            sids[2] = world.open(expect=24)
+        chosen = [row for row in range(6) if rng.random() < 0.7] or [0]
+        world.step({sids[row]: [10 * row + int(rng.integers(10)) for _ in range(int(rng.integers(1, 4)))] for row in chosen})
+
+
+@promise("L", "L01", "L03", "L08")
+def memory_handed_on_gives_the_bits_of_fresh_memory(subject: Subject) -> None:
+    """The same prompt after others have used and left every row equals a first run, bit for bit; freed memory is poisoned before."""
+    geometry = subject.geometry()
+    stored(subject, geometry)
+    budget = World(subject, geometry).raw.bytes_for([14, 14], 14)
+    fresh, used = World(subject, geometry, budget), World(subject, geometry, budget)
+    for number in (1, 2):
+        sids = [used.start(tokens(13, number + lane), 5, expect=14) for lane in (0, 3)]
+        used.step({sid: [number] for sid in sids})
+        for sid in sids:
+            used.close(sid)
+        if used.cache.stats().cached_bytes == 0:
+            poison_free_memory(used.cache.tensors())
+    _same_bits(_run(fresh), _run(used), "used memory changes the answer")
+
+
+@promise("L", "L03", "R01")
+def emptied_sequence_is_like_new(subject: Subject) -> None:
+    """Truncated to nothing, a sequence answers a second prompt as a new one would, bit for bit, and no row of zeros is attended."""
+    geometry = subject.geometry()
+    if subject.facts(geometry).rewind < 5:
+        raise NotApplicable("declares a rewind shorter than 5 tokens")
+    emptied, fresh = World(subject, geometry), World(subject, geometry)
+    sid = emptied.start(tokens(5), expect=12)
+    emptied.truncate(sid, 0)
+    _same_bits(emptied.feed_on(sid, tokens(3, 1)), fresh.feed_on(fresh.open(expect=12), tokens(3, 1)), "an emptied sequence differs from a new one")
+
+
+@promise("L", "L13", "L04")
+def calls_repeat_bit_for_bit(subject: Subject) -> None:
+    """The same request three times on one cache, one after another: three identical answers."""
+    world = World(subject, subject.geometry())
+    runs = [_run(world) for _ in range(3)]
+    for run in runs[1:]:
+        _same_bits(runs[0], run, "the same request gave another answer the next time")
+
+
+@promise("L", "L01")
+def closed_sequences_are_gone(subject: Subject) -> None:
+    """A closed id is refused by every call, is never handed out again, and refusing it disturbs nobody."""
+    world = World(subject, subject.geometry())
+    dead, alive = world.start(tokens(6)), world.start(tokens(5, 1))
+    world.close(dead)
+    for call in (world.cache.held, world.cache.fork, world.cache.close, lambda sid: world.cache.truncate(sid, 1), lambda sid: world.cache.plan({sid: 9})):
+        try:
+            call(dead)
+        except KeyError:
+            continue
+        raise AssertionError(f"a closed sequence was accepted by {getattr(call, '__name__', 'a call')}")
+    assert world.open() != dead
+    world.step({alive: [3]})
+
+
+@promise("L", "L05", "L12", "L14")
+def only_a_prefix_of_the_same_tokens_is_adopted(subject: Subject) -> None:
+    """A repeated prompt may be adopted up to its last token; other tokens, or the same after another beginning, never are."""
+    geometry = subject.geometry()
+    world, prompt = World(subject, geometry), _adopting(subject, 12)
+    answers = []
+    for _ in range(4):
+        sid = world.open(prompt)
+        held = len(world.logs[sid])
+        answers.append(world.feed_on(sid, prompt[held:])[-1][-1])
+        world.feed_on(sid, [7, 8, 9], 1)
+        world.close(sid)
+    assert max(np.abs(answer - answers[0]).max() for answer in answers) < 1e-9, "a repeated prompt changes its answer"
+    for other in (tokens(12, 2), [99 % 97, *prompt[1:]], [*tokens(4, 3), *prompt[:8]]):
+        sid = world.open(other)
+        assert world.cache.held(sid) == 0, f"{world.cache.held(sid)} tokens of a prompt that was never fed were adopted"
+        world.feed_on(sid, other)
+        world.close(sid)
+    sid = world.open([*prompt, *tokens(6, 4)])
+    assert world.cache.held(sid) > 0, "a prompt that extends a known one adopts nothing"
+
+
+@promise("L", "L08")
+def what_was_never_committed_is_never_adopted(subject: Subject) -> None:
+    """A prompt that was planned, even attended, and aborted leaves no prefix; one that was half fed leaves at most that half."""
+    prompt = _adopting(subject, 12)
+    world = World(subject, subject.geometry())
+    sid = world.open(prompt)
+    plan = world.plan({sid: prompt})
+    world.run(plan, {sid: prompt})
+    world.abort(plan)
+    world.close(sid)
+    sid = world.open(prompt)
+    assert world.cache.held(sid) == 0, "an aborted step was published"
+    world.feed_on(sid, prompt[:5])
+    world.close(sid)
+    assert len(world.logs[world.open(prompt)]) <= 5, "more was adopted than was ever fed"
+
+
+@promise("L", "A07", "L01")
+def adopted_memory_is_not_handed_to_others(subject: Subject) -> None:
+    """Kept prefixes give way when memory is needed, and then they are no longer found; nobody reads another's rows."""
+    prompt = _adopting(subject, 12)
+    geometry = subject.geometry()
+    budget = World(subject, geometry).raw.bytes_for([13, 13], 13)
+    world = World(subject, geometry, budget)
+    for number in range(5):
+        first = world.start(prompt, expect=13)
+        second = world.start(tokens(12, number), expect=13)
+        world.step({first: [1], second: [2]})
+        world.close(first)
+        world.close(second)
+    try:
+        for number in range(3, 9):
+            world.start(tokens(12, number), expect=13)
+    except CacheFull:
+        world.close_all()
+    world.feed_on(world.start(prompt), [4], 1)
+
+
+def _adopting(subject: Subject, length: int) -> list[int]:
+    """A prompt that this strategy would adopt when it comes again; NotApplicable when it adopts nothing."""
+    world, prompt = World(subject, subject.geometry()), tokens(length)
+    world.close(world.start(prompt))
+    if world.cache.held(world.open(prompt)) == 0:
+        raise NotApplicable("adopts no prefix")
+    return prompt
+
+
+def _run(world: World) -> list[np.ndarray]:
+    sid = world.open(expect=14)
+    outputs = [*world.feed_on(sid, tokens(11), 6), *world.feed_on(sid, tokens(3, 1), 1)]
+    world.close(sid)
+    return outputs
+
+
+def _same_bits(one: list[np.ndarray], other: list[np.ndarray], what: str) -> None:
+    assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True)), what

@@ -1,0 +1,142 @@
+"""Random life: any order of any calls, by hypothesis, shrunk to the shortest life that breaks a promise.
+
+Needs the `hypothesis` package (the extra `conformance`). Every step is checked by the world: answers against the oracle,
+positions, bytes; at the end of each life all capacity must come back.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.conformance.promise import promise
+from harness.conformance.subject import Subject
+from harness.conformance.toy import HEAD_DIMS, HEADS
+from harness.conformance.world import World, tokens
+from harness.errors import UserError
+from strategies.geometry import CacheFull, CannotRewind, Geometry
+
+STEPS = 24  # calls in one life
+UNIT = 9  # tokens of the sequence that capacity is counted in
+
+
+@promise("A", "A04", "A02", "A10", "L04", "R01", "D08")
+def any_life_within_a_budget_keeps_every_promise(subject: Subject) -> None:
+    """Open, feed in any batch and chunks, abort after any layer, fork, cut, close, be refused: under a budget of a few sequences."""
+    _live(subject, budgeted=True)
+
+
+@promise("R", "R01", "R07", "L04", "B08")
+def any_life_without_a_budget_keeps_every_promise(subject: Subject) -> None:
+    """The same with memory that grows as needed: moves and rebuilds instead of refusals."""
+    _live(subject, budgeted=False)
+
+
+def _live(subject: Subject, budgeted: bool) -> None:
+    try:
+        import hypothesis
+        from hypothesis import HealthCheck, settings, stateful
+    except ImportError as error:
+        raise UserError("the random lives of the conformance kit need the hypothesis package: pip install 'kvbench[conformance]'") from error
+    machine = _machine(subject, budgeted)
+    quiet = settings(
+        max_examples=subject.examples,
+        stateful_step_count=STEPS,
+        deadline=None,
+        database=None,
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    hypothesis.seed(subject.seed)(machine)
+    stateful.run_state_machine_as_test(machine, settings=quiet)
+
+
+def _machine(subject: Subject, budgeted: bool) -> type:
+    """A hypothesis state machine around one world. Numbers drawn are reduced modulo what is alive, so that shrinking stays legal."""
+    from hypothesis import strategies as st
+    from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+    small = st.integers(0, 11)
+
+    class Life(RuleBasedStateMachine):
+        world: World | None = None
+
+        @initialize(heads=st.sampled_from(HEADS), head_dim=st.sampled_from(HEAD_DIMS), count=st.integers(1, 4), seed=st.integers(0, 3))
+        def born(self, heads: tuple[int, int], head_dim: int, count: int, seed: int) -> None:
+            geometry = subject.geometry(heads=heads, head_dim=head_dim, windows=(None, 4), context=64)
+            self.world, self.fresh = _world(subject, geometry, count if budgeted else None)
+            self.draws = np.random.default_rng(seed)
+
+        @precondition(lambda self: len(self.world.logs) < 6)
+        @rule(expect=st.sampled_from((None, 3, 9, 30)), prompt=small)
+        def open(self, expect: int | None, prompt: int) -> None:
+            self.world.open(tokens(prompt, prompt % 3), expect)
+
+        @precondition(lambda self: self.world.logs)
+        @rule(picks=st.lists(st.tuples(small, st.integers(1, 9)), min_size=1, max_size=4), layers=st.integers(0, 2), kept=st.booleans())
+        def feed(self, picks: list[tuple[int, int]], layers: int, kept: bool) -> None:
+            news = {}
+            for pick, count in picks:
+                sid = self._sid(pick)
+                room = self.world.geometry.context - len(self.world.logs[sid])
+                if room:
+                    news[sid] = self.draws.integers(0, 90, min(count, room)).tolist()
+            if not news:
+                return
+            before = self.world.cache.stats()
+            try:
+                plan = self.world.plan(news)
+            except CacheFull as full:
+                assert budgeted, f"refused without a budget: {full}"
+                assert full.short_bytes > 0 and set(full.sids) <= set(news), f"CacheFull({full.short_bytes}, {full.sids}) for {list(news)}"
+                assert self.world.cache.stats() == before, "a refused plan changed the cache"
+                return
+            if kept:
+                self.world.run(plan, news)
+                self.world.commit(plan, news)
+            else:
+                self.world.run(plan, news, layers)
+                self.world.abort(plan)
+
+        @precondition(lambda self: self.world.logs and len(self.world.logs) < 6)
+        @rule(pick=small)
+        def fork(self, pick: int) -> None:
+            self.world.fork(self._sid(pick))
+
+        @precondition(lambda self: self.world.logs)
+        @rule(pick=small, back=small)
+        def truncate(self, pick: int, back: int) -> None:
+            sid = self._sid(pick)
+            length = len(self.world.logs[sid])
+            try:
+                self.world.truncate(sid, max(0, length - back))
+            except CannotRewind:
+                self.world.check()
+
+        @precondition(lambda self: self.world.logs)
+        @rule(pick=small)
+        def close(self, pick: int) -> None:
+            self.world.close(self._sid(pick))
+
+        def teardown(self) -> None:
+            if self.world is None:
+                return
+            self.world.close_all()
+            assert self.world.cache.stats().in_use_bytes == 0, "memory is in use with no sequence open"
+            if self.fresh is not None:
+                assert self.world.capacity(UNIT, 60) == self.fresh, "the capacity of a fresh cache did not come back"
+
+        def _sid(self, pick: int) -> int:
+            return sorted(self.world.logs)[pick % len(self.world.logs)]
+
+    return Life
+
+
+def _world(subject: Subject, geometry: Geometry, count: int | None) -> tuple[World, int | None]:
+    """A world, with a budget for `count` sequences of UNIT tokens when count is given, and the capacity it should have at the end."""
+    if count is None:
+        return World(subject, geometry), None
+    budget = World(subject, geometry, shadowed=False).raw.bytes_for([UNIT] * count, UNIT)
+    if budget == 0:
+        return World(subject, geometry), None
+    return World(subject, geometry, budget), World(subject, geometry, budget, shadowed=False).capacity(UNIT, 60)

@@ -1,0 +1,1 @@
+"""Turns requests into steps: scheduling, sampling, workloads and the log of what happened."""

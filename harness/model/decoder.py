@@ -1,0 +1,108 @@
+"""The one decoder: packed token ids, a plan and a cache in; logits out. What it computes is read from the architecture's facts.
+
+It does not know which strategy holds K and V, whether a step is a prefill or a decode, or how a token is chosen.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import embedding, linear
+
+from harness.model.architecture import Architecture
+from harness.model.rope import RopeTable
+from harness.model.weights import LayerWeights, Weights
+from kernels.api import Ops
+from strategies.base import KVCache, Plan
+
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cos, sin [T, R] float32
+
+
+class Decoder:
+    """A decoder-only transformer (pre-norm, rotary, gated MLP) over any `KVCache`."""
+
+    def __init__(self, architecture: Architecture, weights: Weights, ops: Ops) -> None:
+        self.architecture = architecture
+        self.weights = weights
+        self.ops = ops
+        self.device = weights.embedding.device
+        self.dtype = weights.embedding.dtype
+        ropes = list(dict.fromkeys(layer.rope for layer in architecture.layers))
+        self._tables = [RopeTable(rope, architecture.context, str(self.device)) for rope in ropes]
+        self._table_of = [ropes.index(layer.rope) for layer in architecture.layers]
+        scale = architecture.embedding_scale
+        self._embedding_scale = None if scale is None else torch.tensor(scale, dtype=self.dtype, device=self.device)
+
+    @torch.inference_mode()
+    def __call__(self, ids: torch.Tensor, plan: Plan, cache: KVCache, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [R, V] of packed `rows` [R] int64 (None: the last row of each span), float32, or float64 in a float64 model.
+
+        ids [T] int64 are the tokens of `plan`, in its order. Stores K and V of every token through `cache.attend`.
+        """
+        stop = max(stop for _, stop in plan.batch.spans)
+        rotations = [table.rows(plan.positions, stop) for table in self._tables]
+        x = embedding(ids, self.weights.embedding)  # [T, E]
+        if self._embedding_scale is not None:
+            x = x * self._embedding_scale
+        residual = None
+        last = len(self.weights.layers) - 1
+        for index, layer in enumerate(self.weights.layers):
+            x, residual = self._attention(index, layer, x, residual, rotations[self._table_of[index]], plan, cache)
+            if index == last:  # only these rows' logits were asked for: the rest of the model need not see the others
+                x, residual = self._wanted(x, residual, plan, rows)
+            x, residual = self._mlp(layer, x, residual)
+        x, _ = self.ops.rms_norm(x, self.weights.final_norm, self.architecture.norm_eps, residual)
+        return self._logits(x)
+
+    def _attention(
+        self,
+        index: int,
+        layer: LayerWeights,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        rotation: Rotation,
+        plan: Plan,
+        cache: KVCache,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        a, ops = self.architecture, self.ops
+        x, residual = ops.rms_norm(x, layer.input_norm, a.norm_eps, residual)
+        qkv = linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, a.head_dim)  # [T, Hq + 2 Hkv, D]
+        q, k = self._rotated(layer, qkv, rotation, cache.keys == "rotated")
+        v = qkv[:, a.query_heads + a.kv_heads :]
+        o = cache.attend(index, q, k, v, plan)  # [T, Hq, D]
+        return o.flatten(1), residual
+
+    def _rotated(self, layer: LayerWeights, qkv: torch.Tensor, rotation: Rotation, rotate_keys: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """q [T, Hq, D] and k [T, Hkv, D], normed where the architecture says so; keys are rotated only for caches that want them so."""
+        a, ops, (cos, sin) = self.architecture, self.ops, rotation
+        if layer.q_norm is None and rotate_keys:
+            both = ops.rope(qkv[:, : a.query_heads + a.kv_heads], cos, sin)
+            return both[:, : a.query_heads], both[:, a.query_heads :]
+        q, k = qkv[:, : a.query_heads], qkv[:, a.query_heads : a.query_heads + a.kv_heads]
+        if layer.q_norm is not None:
+            q, _ = ops.rms_norm(q, layer.q_norm, a.norm_eps, None)
+            k, _ = ops.rms_norm(k, layer.k_norm, a.norm_eps, None)
+        return ops.rope(q, cos, sin), ops.rope(k, cos, sin) if rotate_keys else k
+
+    def _wanted(self, o: torch.Tensor, residual: torch.Tensor, plan: Plan, rows: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        if rows is None and plan.batch.tokens == len(plan.spans):
+            return o, residual
+        rows = plan.logit_rows if rows is None else rows
+        return o.index_select(0, rows), residual.index_select(0, rows)
+
+    def _mlp(self, layer: LayerWeights, o: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        a, ops = self.architecture, self.ops
+        x = linear(o, layer.output, layer.output_bias)
+        if layer.post_attention_norm is not None:
+            x, _ = ops.rms_norm(x, layer.post_attention_norm, a.norm_eps, None)
+        x, residual = ops.rms_norm(x, layer.mlp_norm, a.norm_eps, residual)
+        x = ops.gated(linear(x, layer.gate_up, layer.gate_up_bias), a.activation)  # [T, F]
+        x = linear(x, layer.down, layer.down_bias)
+        if layer.post_mlp_norm is not None:
+            x, _ = ops.rms_norm(x, layer.post_mlp_norm, a.norm_eps, None)
+        return x, residual
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        logits = linear(x, self.weights.head)  # [R, V]
+        logits = logits if self.dtype == torch.float64 else logits.float()
+        cap = self.architecture.final_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)

@@ -1,0 +1,1 @@
+"""Shows records: console tables and experiment tracking. It measures nothing."""

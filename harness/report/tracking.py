@@ -1,0 +1,159 @@
+"""Weights & Biases: one run there for each run here, offline unless asked otherwise.
+
+The only file that imports wandb. It does not know what the numbers mean. Everything it writes lies in the run's own folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.network import answers
+from harness.schema import Tracking
+
+if TYPE_CHECKING:
+    import wandb
+
+_FOLDERS = ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR")
+_PROBE_S = 3.0
+_INIT_S = 3.0
+
+
+class Tracker:
+    """What a run tells W&B, one call each. The disabled one below takes the same calls and tells nobody."""
+
+    mode = "disabled"
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        """One point of the series named by the keys."""
+
+    def summarise(self, values: Mapping[str, Any]) -> None:
+        """The run's final numbers."""
+
+    def finish(self, failed: bool) -> None:
+        """End the run there, marked failed or not. Must be called before another run starts in this process."""
+
+
+class WandbTracker(Tracker):
+    """A live W&B run, offline or online."""
+
+    def __init__(self, run: wandb.Run, mode: str, scope: ExitStack) -> None:
+        self.mode = mode
+        self._run = run
+        self._scope = scope
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def summarise(self, values: Mapping[str, Any]) -> None:
+        self._run.summary.update(dict(values))
+
+    def finish(self, failed: bool) -> None:
+        try:
+            self._run.finish(exit_code=1 if failed else 0)
+        finally:
+            self._scope.close()
+
+
+def start_tracking(
+    tracking: Tracking,
+    folder: Path,
+    run_id: str,
+    config: Mapping[str, Any],
+    job_type: str,
+    tags: tuple[str, ...],
+    say: Callable[[str], None],
+) -> Tracker:
+    """A tracker for one run. `folder` is made for its files; `say` hears, in one sentence, when an online run has to go on offline."""
+    if tracking.mode == "disabled":
+        return Tracker()
+    folder.mkdir(parents=True, exist_ok=True)
+    scope = ExitStack()
+    scope.enter_context(_files_inside(folder / "wandb"))
+    try:
+        run, mode = _started(tracking, folder, run_id, config, job_type, tags, say)
+    except BaseException:
+        scope.close()
+        raise
+    return WandbTracker(run, mode, scope)
+
+
+@contextmanager
+def _files_inside(folder: Path) -> Iterator[None]:
+    """wandb stages artifacts and keeps caches in the user's home unless these variables say otherwise."""
+    folder.mkdir(parents=True, exist_ok=True)
+    before = {name: os.environ.get(name) for name in _FOLDERS}
+    os.environ.update(dict.fromkeys(_FOLDERS, str(folder)))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _started(
+    tracking: Tracking,
+    folder: Path,
+    run_id: str,
+    config: Mapping[str, Any],
+    job_type: str,
+    tags: tuple[str, ...],
+    say: Callable[[str], None],
+) -> tuple[wandb.Run, str]:
+    """The run, and the mode that it really is in."""
+    import wandb
+
+    settings = wandb.Settings(
+        quiet=True,
+        silent=True,
+        console="off",
+        x_disable_stats=True,
+        x_save_requirements=False,
+        x_transaction_log_flush_interval=1.0,  # seconds: what a killed process can lose
+        init_timeout=_INIT_S,
+    )
+
+    def start(mode: str) -> wandb.Run:
+        return wandb.init(
+            project=tracking.project,
+            entity=tracking.entity,
+            group=tracking.group,
+            job_type=job_type,
+            tags=tags,
+            name=run_id,
+            config=dict(config),
+            dir=folder,
+            mode=mode,
+            reinit="finish_previous",  # a run that was left open must not swallow this one
+            settings=settings,
+        )
+
+    if tracking.mode == "offline":
+        return start("offline"), "offline"
+    obstacle = _obstacle(wandb)
+    if obstacle is None:
+        try:
+            return start("online"), "online"
+        except wandb.errors.Error as error:
+            obstacle = str(error).strip().splitlines()[0].rstrip(".")
+    say(f"tracking goes on offline, because {obstacle}; `wandb sync {folder / 'wandb'}/offline-run-*` uploads it later")
+    return start("offline"), "offline"
+
+
+def _obstacle(wandb: Any) -> str | None:
+    """Why an online run cannot start, found out without wandb's long retries and without asking anybody; None if nothing is in the way."""
+    server = wandb.setup().settings.base_url
+    if not answers(server, _PROBE_S):
+        return f"the W&B server {server} cannot be reached"
+    try:
+        if wandb.login(prompt=False, verify=False):
+            return None
+    except wandb.errors.Error as error:
+        return str(error).strip().splitlines()[0].rstrip(".")
+    return "nobody is logged in to W&B (`wandb login` first)"

@@ -1,0 +1,188 @@
+"""The shape of a configuration: frozen dataclasses, one for each kind of thing that can be chosen.
+
+It does not know Hydra, torch, or how anything is built from the values.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from harness.checks import at_least, typed
+from harness.errors import UserError
+
+
+@dataclass(frozen=True)
+class PretrainedModel:
+    """Weights from a package, a file, a folder or the hub. `bos`: texts begin with the model's own BOS token."""
+
+    kind: str
+    source: str
+    bos: bool
+
+
+@dataclass(frozen=True)
+class RandomModel:
+    """Seeded random weights; the sizes are those of `harness.model.random_init.RandomShape`, which explains and checks them."""
+
+    kind: str
+    family: str
+    vocab: int
+    hidden: int
+    intermediate: int
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    context: int
+    window: int | None
+    global_every: int | None
+    bos: bool
+
+
+@dataclass(frozen=True)
+class BuiltinData:
+    """The text that ships with Python."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class TextData:
+    """One UTF-8 text file. `name` None: the file's own."""
+
+    kind: str
+    name: str | None
+    path: str
+
+
+@dataclass(frozen=True)
+class HubData:
+    """A text column of a data set on the hub: rows joined with `row_end` after each; an empty row stands for `empty_row`."""
+
+    kind: str
+    name: str
+    source: str
+    subset: str | None
+    split: str
+    column: str
+    row_end: str
+    empty_row: str
+
+
+@dataclass(frozen=True)
+class SteadyWorkload:
+    """`batch` sequences that all start together: `prompt_tokens` of real text each, then `new_tokens` generated."""
+
+    kind: str
+    name: str
+    batch: int
+    prompt_tokens: int
+    new_tokens: int
+    ignore_eos: bool
+    temperature: float
+    step_tokens: int
+
+    def __post_init__(self) -> None:
+        for key in ("batch", "prompt_tokens", "new_tokens", "step_tokens"):
+            at_least(f"workload.{key}", getattr(self, key), 1)
+        at_least("workload.temperature", self.temperature, 0)
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Teacher-forced windows of `context` tokens: the second half is fed `chunk` tokens a step and scored."""
+
+    enabled: bool
+    context: int
+    windows: int
+    chunk: int
+
+    def __post_init__(self) -> None:
+        at_least("quality.context", self.context, 4)
+        at_least("quality.windows", self.windows, 1)
+        at_least("quality.chunk", self.chunk, 1)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """At least `pairs` interleaved pairs, and more until `seconds` have passed; `threads` None: as torch chose."""
+
+    pairs: int
+    seconds: float
+    warmup: int
+    threads: int | None
+    verify_prompt_tokens: int
+    verify_new_tokens: int
+
+    def __post_init__(self) -> None:
+        at_least("measure.pairs", self.pairs, 5)
+        at_least("measure.seconds", self.seconds, 0)
+        at_least("measure.warmup", self.warmup, 0)
+        if self.threads is not None:
+            at_least("measure.threads", self.threads, 1)
+        at_least("measure.verify_prompt_tokens", self.verify_prompt_tokens, 1)
+        at_least("measure.verify_new_tokens", self.verify_new_tokens, 1)
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """What Weights & Biases is told, and how."""
+
+    mode: Literal["offline", "online", "disabled"]
+    project: str
+    entity: str | None
+    group: str | None
+
+
+@dataclass(frozen=True)
+class General:
+    """The keys that belong to no group."""
+
+    seed: int
+    backend: Literal["auto", "reference", "cpu", "triton"]
+    device: str
+    dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"]
+    budget_bytes: int | None
+    results_dir: str
+
+    def __post_init__(self) -> None:
+        at_least("seed", self.seed, 0)
+        if self.budget_bytes is not None:
+            at_least("budget_bytes", self.budget_bytes, 1)
+
+
+# Group -> kind -> schema. A group without kinds has one schema.
+KINDS: dict[str, dict[str, type]] = {
+    "model": {"pretrained": PretrainedModel, "random": RandomModel},
+    "data": {"builtin": BuiltinData, "text": TextData, "hub": HubData},
+    "workload": {"steady": SteadyWorkload},
+}
+PLAIN: dict[str, type] = {"quality": Quality, "measure": Measure, "tracking": Tracking}
+CACHE_ROLES = ("strategy", "reference")
+STRATEGY_TEXT = ("name", "storage", "summary")
+
+
+def section(group: str, given: Any) -> Any:
+    """The frozen dataclass of one group's dict."""
+    if not isinstance(given, Mapping):
+        raise UserError(f"{group}={given!r} is not a group of keys: choose a file with {group}=NAME, or set {group}.KEY=VALUE")
+    if group in PLAIN:
+        return typed(PLAIN[group], given, group)
+    kind = given.get("kind")
+    if kind not in KINDS[group]:
+        raise UserError(f"{group}.kind={kind!r} is unknown: choose one of {', '.join(KINDS[group])}")
+    return typed(KINDS[group][kind], given, group)
+
+
+def text_keys() -> frozenset[str]:
+    """Keys whose value is text, whatever it looks like: the command line hands these over letter for letter."""
+    keys = {f"{role}.{name}" for role in CACHE_ROLES for name in STRATEGY_TEXT} | {"results_dir"}
+    schemas = [(group, schema) for group, kinds in KINDS.items() for schema in kinds.values()] + list(PLAIN.items())
+    for group, schema in schemas:
+        hints = typing.get_type_hints(schema)
+        keys |= {f"{group}.{name}" for name, hint in hints.items() if hint is str or hint == (str | None)}
+    return frozenset(keys)

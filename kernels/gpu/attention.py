@@ -1,0 +1,110 @@
+"""Launching attention: one kernel for every layout, and a merge when the keys are split.
+
+It chooses the tile and the number of splits from constants of the plan; it does not know what the rows mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.codec import codec_named
+from kernels.gpu.attend import attend_kernel, merge_kernel
+from kernels.gpu.launch import dtype_name, keys_of, on_amd, pitched, processors, require_listed
+from kernels.gpu.specialisations import Attend, Merge, block_dim, key_splits, query_rows, tuning
+from kernels.reference import compute_dtype
+from kernels.rows import Batch, Mask, RowStore
+
+MERGE_SPLITS = 8  # splits that the merge reads at a time
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where the rows of each span lie: `table` [B, P] pages, or [B] the row of position 0."""
+
+    layout: str
+    table: torch.Tensor
+    width: int  # elements from one span's pages to the next's
+    page_size: int
+
+
+def as_store(x: torch.Tensor) -> RowStore:
+    """This step's own k or v [T, Hkv, D] as a store of raw rows, without a copy."""
+    return RowStore(codec_named("raw"), x.shape[1], x.shape[2], x.dtype, None, x, None)
+
+
+def attend(
+    q: torch.Tensor, keys: RowStore, values: RowStore, placed: Placed, batch: Batch, mask: Mask, scale: float, softcap: float | None
+) -> torch.Tensor:
+    """q [T, Hq, D] over the stored rows of its spans -> [T, Hq, D] in q's dtype."""
+    tokens, q_heads, head_dim = q.shape
+    group, spans = q_heads // keys.heads, len(batch.spans)
+    rows = query_rows(group, tokens, spans)
+    tile_queries = rows // group
+    tiles = tokens // tile_queries + spans  # at least the sum of each span's tiles, from constants of the plan
+    longest = max(stop for _, stop in batch.spans)
+    splits = key_splits(batch.splits, tiles * keys.heads, longest, processors(q.device))
+    spec = Attend(
+        placed.layout, keys.codec.name, values.codec.name, dtype_name(q.dtype), head_dim, rows, mask.window is not None, softcap is not None, splits > 1
+    )
+    require_listed(spec, q.device)
+    chosen = tuning(spec, on_amd())
+    q, q_pitch = pitched(q)
+    k_codes, k_pitch = _codes(keys)
+    v_codes, v_pitch = _codes(values)
+    out = torch.empty(tokens, q_heads, head_dim, dtype=q.dtype, device=q.device)
+    parts, lse = out, None
+    if splits > 1:
+        parts = torch.empty(tokens, q_heads, splits, head_dim, dtype=compute_dtype(q.dtype), device=q.device)
+        lse = torch.empty(tokens, q_heads, splits, dtype=parts.dtype, device=q.device)
+    attend_kernel[(tiles, keys.heads, splits)](
+        q,
+        k_codes,
+        keys.scales,
+        v_codes,
+        values.scales,
+        parts,
+        lse,
+        placed.table,
+        batch.cu_seqlens,
+        batch.starts,
+        spans,
+        q_pitch,
+        k_pitch,
+        v_pitch,
+        group,
+        tile_queries,
+        placed.width,
+        placed.page_size,
+        float(scale),
+        1.0 if softcap is None else float(softcap),
+        0 if mask.window is None else mask.window,
+        mask.sinks,
+        D=head_dim,
+        BLOCK_D=block_dim(head_dim),
+        BLOCK_M=rows,
+        BLOCK_N=keys_of(chosen),
+        CODEC_K=keys.codec.name,
+        CODEC_V=values.codec.name,
+        PAGED=placed.layout == "paged",
+        WINDOWED=spec.windowed,
+        SOFTCAPPED=spec.softcapped,
+        SPLIT=spec.split,
+        num_warps=chosen.warps,
+        num_stages=chosen.stages,
+    )
+    return out if lse is None else merge(parts, lse, out)
+
+
+def merge(parts: torch.Tensor, lse: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """parts [T, Hq, splits, D], each a mean weighted within its split, and the splits' lse [T, Hq, splits] -> out [T, Hq, D]."""
+    tokens, heads, splits, head_dim = parts.shape
+    require_listed(Merge(dtype_name(out.dtype), head_dim), out.device)
+    merge_kernel[(tokens * heads,)](parts, lse, out, splits, D=head_dim, BLOCK_D=block_dim(head_dim), BLOCK_S=MERGE_SPLITS, num_warps=2)
+    return out
+
+
+def _codes(store: RowStore) -> tuple[torch.Tensor, int]:
+    """The code tensor and the heads from one of its rows to the next."""
+    return (store.codes, store.heads) if store.codes.is_contiguous() else pitched(store.codes)

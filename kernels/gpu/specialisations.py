@@ -1,0 +1,196 @@
+"""Every form of a kernel that may run on a GPU: named, listed, tuned. Plain data: no torch, no triton, no device.
+
+A kernel is compiled once per combination of the fields below. `LISTED` holds the combinations that the compile gate has
+checked (registers, spills, wide loads); a run that asks for another one on a GPU is refused by name. The tuning of each form
+is a rule stated here, so that nothing is searched for while a clock is running.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+SCALED = ("int8", "q8_0", "q4_0")
+DECODE_ROWS = 16  # the smallest tile of query rows that matrix instructions take
+PREFILL_ROWS = 64
+WIDEST_ROWS = 128
+MOST_SPLITS = 32
+SPLIT_KEYS = 256  # fewer keys than this are not worth a program of their own
+
+
+@dataclass(frozen=True)
+class Attend:
+    """One form of the attention kernel."""
+
+    layout: str  # dense | paged | packed (dense over this step's own k and v)
+    codec_k: str
+    codec_v: str
+    dtype: str
+    head_dim: int
+    rows: int  # query rows of a tile
+    windowed: bool = False
+    softcapped: bool = False
+    split: bool = False
+
+    @property
+    def name(self) -> str:
+        codecs = self.codec_k if self.codec_k == self.codec_v else f"{self.codec_k}/{self.codec_v}"
+        flags = "".join(f" {flag}" for flag in ("windowed", "softcapped", "split") if getattr(self, flag))
+        return f"attend {self.layout} {codecs} {self.dtype} head_dim={self.head_dim} rows={self.rows}{flags}"
+
+
+@dataclass(frozen=True)
+class Merge:
+    """The merge of split attention."""
+
+    dtype: str
+    head_dim: int
+
+    @property
+    def name(self) -> str:
+        return f"merge {self.dtype} head_dim={self.head_dim}"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """write_rows or read_rows."""
+
+    op: str  # write | read
+    codec: str
+    dtype: str
+    head_dim: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.op}_rows {self.codec} {self.dtype} head_dim={self.head_dim}"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """copy_pages in words of `word` bytes."""
+
+    word: int
+
+    @property
+    def name(self) -> str:
+        return f"copy_pages word={self.word}"
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """rope, rms_norm, rms_norm with residual, gated silu or gated gelu_tanh; `block` is the power of two that holds a row."""
+
+    op: str
+    dtype: str
+    block: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.op} {self.dtype} block={self.block}"
+
+
+Spec = Attend | Merge | Rows | Copy | Pointwise
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How one form is launched: keys of a tile (attention only), warps, and loads in flight."""
+
+    keys: int
+    warps: int
+    stages: int
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least `n`."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def block_dim(head_dim: int) -> int:
+    """Lanes of a tile for `head_dim` values: a power of two, and at least what a dot's inner side needs."""
+    return max(16, power_of_two(head_dim))
+
+
+def head_block(head_dim: int) -> int:
+    """Heads that one program of write_rows, read_rows and rope handles: about 2,048 values."""
+    return max(1, 2048 // block_dim(head_dim))
+
+
+def query_rows(group: int, tokens: int, spans: int) -> int:
+    """Rows of a query tile, from constants of the plan: the query heads of a KV head times the mean span."""
+    wanted = group * -(-tokens // spans)
+    if group > WIDEST_ROWS:
+        raise ValueError(f"{group} query heads share a KV head: the triton kernels pack at most {WIDEST_ROWS} into a tile; use backend=reference")
+    if wanted <= DECODE_ROWS:
+        return DECODE_ROWS
+    return PREFILL_ROWS if group <= PREFILL_ROWS else WIDEST_ROWS
+
+
+def key_splits(planned: int, programs: int, longest: int, processors: int) -> int:
+    """Programs that share the keys of one span: the plan's number if it names one, else enough to fill the device twice.
+
+    `programs` run without splitting, `longest` is the longest span's stop. Always a power of two, at least SPLIT_KEYS keys each.
+    """
+    if planned > 1:
+        return planned
+    wanted = min(2 * processors // max(1, programs), longest // SPLIT_KEYS, MOST_SPLITS)
+    return 1 if wanted < 2 else 1 << (wanted.bit_length() - 1)
+
+
+def tuning(spec: Attend, amd: bool) -> Tuning:
+    """A key tile of 64 rows of at most 256 bytes, half of that above; narrow tiles keep one more load in flight (not on AMD, whose LDS is 64 KiB)."""
+    wide = block_dim(spec.head_dim) > 128 or spec.dtype == "float32"
+    warps = 8 if spec.rows > DECODE_ROWS and block_dim(spec.head_dim) > 128 else 4
+    stages = 3 if spec.rows == DECODE_ROWS and not amd else 2
+    return Tuning(32 if wide else 64, warps, stages)
+
+
+CODEC_PAIRS = (*((name, name) for name in ("raw", "int8", "q8_0", "q4_0", "fp8")), ("q8_0", "q4_0"), ("int8", "q4_0"))
+HEAD_DIMS = (64, 80, 96, 128, 256)
+
+
+def _attention() -> frozenset[Attend]:
+    rows, yes_no = (DECODE_ROWS, PREFILL_ROWS), (False, True)
+    stored = ("dense", "paged")
+    forms = {
+        Attend(layout, *codecs, "bfloat16", d, m, windowed, False, split)
+        for layout, codecs, d, m, windowed, split in product(stored, CODEC_PAIRS, (64, 128), rows, yes_no, yes_no)
+    }
+    forms |= {  # the other head sizes, without a window
+        Attend(layout, codec, codec, "bfloat16", d, m, False, False, split)
+        for layout, codec, d, m, split in product(stored, ("raw", "int8", "q4_0"), (80, 96, 256), rows, yes_no)
+    }
+    forms |= {  # Gemma: wide heads, windows on some layers, and in the second generation a softcap
+        Attend(layout, codec, codec, "bfloat16", 256, m, windowed, softcapped, False)
+        for layout, codec, m, windowed, softcapped in product(stored, ("raw", "int8"), rows, yes_no, yes_no)
+    }
+    forms |= {
+        Attend(layout, codec, codec, dtype, d, m, False, False, split)
+        for layout, codec, dtype, d, m, split in product(stored, ("raw", "int8", "q4_0"), ("float16", "float32"), (64, 128), rows, yes_no)
+    }
+    forms |= {
+        Attend("packed", "raw", "raw", dtype, d, m, windowed, False, False)
+        for dtype, d, m, windowed in product(("bfloat16", "float16", "float32"), HEAD_DIMS, rows, yes_no)
+    }
+    forms |= {Attend("packed", "raw", "raw", "bfloat16", 256, m, windowed, True, False) for m, windowed in product(rows, yes_no)}
+    forms |= {  # multi-query models with more than 64 query heads
+        Attend(layout, codec, codec, "bfloat16", 64, WIDEST_ROWS, False, False, split)
+        for layout, codec, split in product(stored, ("raw", "int8"), yes_no)
+    }
+    return frozenset(forms)
+
+
+def _others() -> frozenset[Spec]:
+    dtypes = ("bfloat16", "float16", "float32")
+    forms: set[Spec] = {Merge(dtype, d) for dtype, d in product(dtypes, HEAD_DIMS)}
+    forms |= {
+        Rows(op, codec, dtype, d) for op, codec, dtype, d in product(("write", "read"), ("raw", "int8", "q8_0", "q4_0", "fp8"), dtypes, HEAD_DIMS)
+    }
+    forms |= {Copy(word) for word in (1, 8)}
+    forms |= {Pointwise("rope", dtype, block) for dtype, block in product(dtypes, (64, 128, 256))}
+    forms |= {Pointwise(op, dtype, 2**n) for op, dtype, n in product(("rms_norm", "rms_norm residual"), dtypes, range(6, 14))}
+    forms |= {Pointwise(op, dtype, 1024) for op, dtype in product(("gated silu", "gated gelu_tanh"), dtypes)}
+    return frozenset(forms)
+
+
+LISTED: frozenset[Spec] = _attention() | _others()

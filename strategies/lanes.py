@@ -1,0 +1,232 @@
+"""The layers of a paged cache that see the same keys: their page pool, page tables and row stores.
+
+It does not know about steps or tokens; `paged.py` tells it which spans are coming and when they have happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from kernels.rows import Mask, RowStore
+from strategies.base import KVCache, Packed, live_union, row_bytes
+from strategies.geometry import Refused, Stats
+from strategies.pages import SCRATCH, PagePool
+from strategies.prefix import Node, PrefixIndex
+from strategies.stores import copy_rows, flat, held_bytes, new_pair, store_tensors
+from strategies.tables import PageTables
+
+Spans = tuple[tuple[int, int, int], ...]
+
+
+@dataclass
+class Taken:
+    """What one plan took from a lane, so that it can be given back."""
+
+    appended: list[tuple[int, int]] = field(default_factory=list)  # (sid, logical pages before)
+    copied: list[tuple[int, int, int]] = field(default_factory=list)  # (sid, index, the page it replaced)
+
+
+class Lane:
+    """One pool of pages for `layers`, which all have the same `mask`."""
+
+    def __init__(self, cache: KVCache, mask: Mask, layers: list[int], number: int) -> None:
+        self.mask = mask
+        self.layers = layers
+        self.number = number
+        self._cache = cache
+        self._page_size: int = cache.page_size
+        self.page_bytes = self._page_size * sum(row_bytes(cache.geometry, layer, cache.codec_k, cache.codec_v) for layer in layers)
+        self.pool = PagePool(0, lambda page: cache._evicted(number, page))
+        self.tables = PageTables()
+        self.stores: dict[int, tuple[RowStore, RowStore]] = {}
+        self._expect: dict[int, int] = {}  # sid -> expected length; 0 for forks, which are paid for as they grow
+        self._chunk = 1  # the longest span seen so far
+
+    def allocate(self, pages: int) -> None:
+        """Own `pages` usable pages and the scratch page; rows already held keep their ids and bytes."""
+        old = self.stores
+        self.pool.grow(pages - self.pool.capacity)
+        rows = (pages + 1) * self._page_size
+        self.stores = {layer: new_pair(self._cache, layer, rows, self._page_size) for layer in self.layers}
+        for layer, pair in old.items():
+            copy_rows([pair], 0, [self.stores[layer]], 0, pair[0].codes.shape[0])
+
+    def peak_pages(self, length: int, chunk: int) -> int:
+        """Pages that a sequence which grows to `length`, at most `chunk` tokens a step, maps at its worst moment."""
+        pages = -(-length // self._page_size)
+        if self.mask.window is None:
+            return pages
+        rows = self.mask.window - 1 + self._cache.slack + min(chunk, length)
+        sliding = -(-(rows - 1) // self._page_size) + 1
+        return min(pages, sliding + -(-self.mask.sinks // self._page_size))
+
+    def open(self, sid: int, expect: int, adopted: Sequence[Mapping[int, int]]) -> None:
+        """An empty table, or one that maps the pages of an adopted prefix; those that slid out stay unmapped."""
+        self.tables.open(sid)
+        self._expect[sid] = expect
+        needed = self._needed_pages(len(adopted))
+        pages = [pages[self.number] if index in needed else SCRATCH for index, pages in enumerate(adopted)]
+        self.pool.share(page for page in pages if page != SCRATCH)
+        self.tables.append(sid, pages)
+
+    def holds(self, chain: Sequence[Mapping[int, int]]) -> bool:
+        """Whether every page that a continuation after `chain` may read, rewind slack included, is still published here."""
+        return all(self.number in chain[index] for index in self._needed_pages(len(chain)))
+
+    def fork(self, sid: int, child: int) -> None:
+        pages = self.tables.gather([sid], self.tables.count(sid))[0, : self.tables.count(sid)].tolist()
+        self.tables.open(child)
+        self._expect[child] = 0
+        self.pool.share(page for page in pages if page != SCRATCH)
+        self.tables.append(child, pages)
+
+    def close(self, sid: int) -> None:
+        # Last pages first: when cached pages run out, the deepest of a chain goes before the ones it hangs on.
+        self.pool.release(reversed(self.tables.mapped(sid)))
+        self.tables.close(sid)
+        del self._expect[sid]
+
+    def missing(self, sid: int, length: int) -> int | None:
+        """A position that a continuation at `length` may read and whose page is gone; None when all are held."""
+        first = self.mask.first_visible(length)
+        for logical in range(first // self._page_size, -(-length // self._page_size)):
+            if self.tables.page(sid, logical) == SCRATCH:
+                return max(first, logical * self._page_size)
+        return None
+
+    def truncate(self, sid: int, length: int) -> None:
+        self.pool.release(reversed(self.tables.cut(sid, -(-length // self._page_size))))
+
+    def reserve(self, spans: Spans) -> None:
+        """Without a budget: own enough pages for every open sequence at its expected length, and for these spans."""
+        self._chunk = max(self._chunk, *(stop - start for _, start, stop in spans))
+        stops = dict.fromkeys(self._expect, 0) | {sid: stop for sid, _, stop in spans}
+        expected = sum(
+            self.peak_pages(max(expect, stops[sid]), self._chunk) for sid, expect in self._expect.items() if expect
+        )
+        wanted = max(expected, self.pool.capacity + self.short_pages(spans))
+        if wanted > self.pool.capacity:
+            self.allocate(wanted)
+
+    def short_pages(self, spans: Spans) -> int:
+        """Pages that these spans need beyond those available. Changes nothing."""
+        wanted = sum(-(-stop // self._page_size) - self.tables.count(sid) for sid, _, stop in spans)
+        return max(0, wanted + len(self._shared_tails(spans)) - self.pool.available)
+
+    def take(self, spans: Spans) -> Taken:
+        """Map the pages that these spans need; a writer whose partial page is shared or published gets a copy of it."""
+        taken = Taken()
+        tails = self._shared_tails(spans)
+        copies = self.pool.take(len(tails))
+        for (sid, index), page in zip(tails, copies, strict=True):
+            taken.copied.append((sid, index, self.tables.page(sid, index)))
+            self.tables.set(sid, index, page)
+        if copies:
+            device = self._cache.geometry.device
+            sources, targets = (torch.tensor(ids, device=device) for ids in ([old for _, _, old in taken.copied], copies))  # [n] int64
+            self._cache.ops.copy_pages(flat(list(self.stores.values())), sources, targets)
+        for sid, _, stop in spans:
+            before = self.tables.count(sid)
+            more = -(-stop // self._page_size) - before
+            if more:
+                taken.appended.append((sid, before))
+                self.tables.append(sid, self.pool.take(more))
+        return taken
+
+    def settle(self, taken: Taken) -> None:
+        """The step happened: the pages that were copied lose one owner."""
+        self.pool.release(old for _, _, old in taken.copied)
+
+    def undo(self, taken: Taken) -> None:
+        """The step did not happen: what it took goes back."""
+        for sid, before in taken.appended:
+            self.pool.release(reversed(self.tables.cut(sid, before)))
+        for sid, index, old in taken.copied:
+            self.pool.release([self.tables.page(sid, index)])
+            self.tables.set(sid, index, old)
+
+    def slide(self, sid: int, length: int, lowest: int) -> None:
+        """Give back pages that neither a query from `length` on nor one from `lowest` (the deepest rewind) on may see."""
+        if self.mask.window is not None:
+            first = self.mask.first_visible(max(0, min(length, lowest)))
+            self.pool.release(reversed(self.tables.clear(sid, self._sink_pages(), first // self._page_size)))
+
+    def publish(self, index: PrefixIndex, node: Node, sid: int, logical: int) -> None:
+        page = self.tables.page(sid, logical)
+        if page != SCRATCH and index.publish(node, self.number, page):
+            self.pool.publish(page)
+
+    def addresses(self, packed: Packed) -> tuple[np.ndarray, np.ndarray]:
+        """slots [T] int64 to write and page tables [B, P] int32 to read for these spans."""
+        sids = [sid for sid, _, _ in packed.spans]
+        widest = max(-(-stop // self._page_size) for _, _, stop in packed.spans)
+        pages = self.tables.gather(sids, widest)
+        span = np.repeat(np.arange(len(sids)), packed.counts)  # [T]
+        logical, offset = np.divmod(packed.positions, self._page_size)
+        return pages[span, logical].astype(np.int64) * self._page_size + offset, pages
+
+    def stats(self, lengths: Mapping[int, int]) -> Stats:
+        reserved = held_bytes(list(self.stores.values()))
+        bytes_per_row = self.page_bytes // self._page_size
+        live = self._live_rows(lengths) * bytes_per_row
+        return Stats(reserved, self.pool.owned * self.page_bytes, live, self.pool.cached * self.page_bytes)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return store_tensors(list(self.stores.values()))
+
+    def _live_rows(self, lengths: Mapping[int, int]) -> int:
+        if self.pool.shared == 0:
+            return sum(live_union(self.mask, (length,)) for length in lengths.values())
+        rows: set[tuple[int, int]] = set()  # (page, offset)
+        for sid, length in lengths.items():
+            first = self.mask.first_visible(length)
+            for position in (*range(min(self.mask.sinks, first)), *range(first, length)):
+                logical, offset = divmod(position, self._page_size)
+                rows.add((self.tables.page(sid, logical), offset))
+        return len(rows)
+
+    def _shared_tails(self, spans: Spans) -> list[tuple[int, int]]:
+        """(sid, logical page) of each span that starts inside a page it must not write to."""
+        return [
+            (sid, start // self._page_size)
+            for sid, start, _ in spans
+            if start % self._page_size and not self.pool.writable(self.tables.page(sid, start // self._page_size))
+        ]
+
+    def _sink_pages(self) -> int:
+        return -(-self.mask.sinks // self._page_size)
+
+    def _needed_pages(self, count: int) -> set[int]:
+        """Logical pages that a continuation after `count` whole pages may read, rewind slack included."""
+        length = count * self._page_size
+        first = self.mask.first_visible(max(0, length - self._cache.slack)) // self._page_size
+        return set(range(min(self._sink_pages(), count))) | set(range(first, count))
+
+
+def split_budget(lanes: list[Lane], budget_bytes: int | None, context: int) -> list[int]:
+    """Usable pages for each lane, so that all of them run out at the same length.
+
+    As many whole sequences of `context` tokens as fit; when not even one does, the longest sequence that fits.
+    """
+    if budget_bytes is None:
+        return [0] * len(lanes)
+    usable = budget_bytes - sum(lane.page_bytes for lane in lanes)
+    whole = [lane.peak_pages(context, context) for lane in lanes]
+    one = sum(pages * lane.page_bytes for pages, lane in zip(whole, lanes, strict=True))
+    if usable >= one:
+        return [int(usable * pages // one) for pages in whole]
+    low, high = 0, context
+    while low < high:
+        length = (low + high + 1) // 2
+        if sum(lane.peak_pages(length, length) * lane.page_bytes for lane in lanes) <= usable:
+            low = length
+        else:
+            high = length - 1
+    if low == 0:
+        needed = sum(2 * lane.page_bytes for lane in lanes)
+        raise Refused(f"a budget of {budget_bytes} bytes holds no page: the smallest that does is {needed} bytes; raise the budget or lower page_size")
+    return [lane.peak_pages(low, low) for lane in lanes]

@@ -1,0 +1,107 @@
+"""Which page ids are free, shared or kept for reuse: integers only, standard library only.
+
+It does not know what a page holds, how many bytes it is, or which sequence maps it where.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+SCRATCH = 0  # never handed out: table entries that no query may read name it
+
+
+class PagePool:
+    """Reference-counted page ids 1..capacity. Id 0 is the scratch page.
+
+    A page is free, owned (one count for each sequence that maps it) or cached: published, without an owner, handed out
+    again only when no free page is left, oldest first. `on_evict(page)` is called before a cached page is handed out.
+    """
+
+    def __init__(self, capacity: int, on_evict: Callable[[int], None] | None = None) -> None:
+        self._free: list[int] = []
+        self._refs: list[int] = [0]
+        self._published: set[int] = set()
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._on_evict = on_evict
+        self.shared = 0  # pages with more than one owner
+        self.grow(capacity)
+
+    @property
+    def capacity(self) -> int:
+        """Pages there are, scratch not counted."""
+        return len(self._refs) - 1
+
+    @property
+    def available(self) -> int:
+        """Pages that `take` can hand out."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def owned(self) -> int:
+        """Distinct pages with at least one owner."""
+        return self.capacity - self.available
+
+    @property
+    def cached(self) -> int:
+        """Published pages without an owner."""
+        return len(self._cached)
+
+    def refs(self, page: int) -> int:
+        """Owners of `page`."""
+        return self._refs[page]
+
+    def writable(self, page: int) -> bool:
+        """One owner and not published: its only owner may write to it in place."""
+        return self._refs[page] == 1 and page not in self._published
+
+    def grow(self, pages: int) -> None:
+        """Add `pages` new ids."""
+        first = len(self._refs)
+        self._refs.extend([0] * pages)
+        self._free[:0] = range(first + pages - 1, first - 1, -1)
+
+    def take(self, count: int) -> list[int]:
+        """`count` pages with one owner each. ValueError, and no change, when fewer are available."""
+        if count > self.available:
+            raise ValueError(f"{count} pages asked, {self.available} available")
+        pages = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        for page in pages:
+            self._refs[page] = 1
+        return pages
+
+    def share(self, pages: Iterable[int]) -> None:
+        """One more owner for each; a cached page comes back to life."""
+        for page in pages:
+            if self._refs[page] == 0 and page not in self._cached:
+                raise ValueError(f"page {page} is free: it cannot be shared")
+            self._cached.pop(page, None)
+            self._refs[page] += 1
+            self.shared += self._refs[page] == 2
+
+    def release(self, pages: Iterable[int]) -> None:
+        """One owner fewer for each. ValueError for a page nobody owns (a double free)."""
+        for page in pages:
+            if self._refs[page] == 0:
+                raise ValueError(f"page {page} is released twice")
+            self._refs[page] -= 1
+            self.shared -= self._refs[page] == 1
+            if self._refs[page] == 0:
+                self._drop(page)
+
+    def publish(self, page: int) -> None:
+        """From now on immutable; kept as cached when its last owner leaves."""
+        self._published.add(page)
+
+    def _drop(self, page: int) -> None:
+        if page in self._published:
+            self._cached[page] = None
+        else:
+            self._free.append(page)
+
+    def _evict(self) -> int:
+        page, _ = self._cached.popitem(last=False)
+        self._published.discard(page)
+        if self._on_evict is not None:
+            self._on_evict(page)
+        return page
