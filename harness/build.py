@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from harness.checks import coerced, refuse_unknown, typed
+from harness.engine.workloads import Workload
 from harness.errors import UserError
 from harness.schema import (
     CACHE_ROLES,
@@ -27,7 +28,6 @@ from harness.schema import (
     PretrainedModel,
     Quality,
     RandomModel,
-    SteadyWorkload,
     TextData,
     Tracking,
     section,
@@ -63,7 +63,7 @@ class Settings:
     reference: StrategySettings
     model: PretrainedModel | RandomModel
     data: BuiltinData | TextData | HubData
-    workload: SteadyWorkload
+    workload: Workload
     quality: Quality
     measure: Measure
     tracking: Tracking

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from harness.checks import at_least, typed
+from harness.engine import workloads
 from harness.errors import UserError
 
 
@@ -74,25 +75,6 @@ class HubData:
 
 
 @dataclass(frozen=True)
-class SteadyWorkload:
-    """`batch` sequences that all start together: `prompt_tokens` of real text each, then `new_tokens` generated."""
-
-    kind: str
-    name: str
-    batch: int
-    prompt_tokens: int
-    new_tokens: int
-    ignore_eos: bool
-    temperature: float
-    step_tokens: int
-
-    def __post_init__(self) -> None:
-        for key in ("batch", "prompt_tokens", "new_tokens", "step_tokens"):
-            at_least(f"workload.{key}", getattr(self, key), 1)
-        at_least("workload.temperature", self.temperature, 0)
-
-
-@dataclass(frozen=True)
 class Quality:
     """Teacher-forced windows of `context` tokens: the second half is fed `chunk` tokens a step and scored."""
 
@@ -115,8 +97,6 @@ class Measure:
     seconds: float
     warmup: int
     threads: int | None
-    verify_prompt_tokens: int
-    verify_new_tokens: int
 
     def __post_init__(self) -> None:
         at_least("measure.pairs", self.pairs, 5)
@@ -124,8 +104,6 @@ class Measure:
         at_least("measure.warmup", self.warmup, 0)
         if self.threads is not None:
             at_least("measure.threads", self.threads, 1)
-        at_least("measure.verify_prompt_tokens", self.verify_prompt_tokens, 1)
-        at_least("measure.verify_new_tokens", self.verify_new_tokens, 1)
 
 
 @dataclass(frozen=True)
@@ -159,9 +137,17 @@ class General:
 KINDS: dict[str, dict[str, type]] = {
     "model": {"pretrained": PretrainedModel, "random": RandomModel},
     "data": {"builtin": BuiltinData, "text": TextData, "hub": HubData},
-    "workload": {"steady": SteadyWorkload},
+    "workload": {
+        "steady": workloads.Steady,
+        "ragged": workloads.Ragged,
+        "shared_prefix": workloads.SharedPrefix,
+        "fork": workloads.Fork,
+        "rewind": workloads.Rewind,
+        "poisson": workloads.Poisson,
+    },
 }
 PLAIN: dict[str, type] = {"quality": Quality, "measure": Measure, "tracking": Tracking}
+LABELS = ("kind", "name")  # a file says these of itself; a schema that has no use for them need not list them
 CACHE_ROLES = ("strategy", "reference")
 STRATEGY_TEXT = ("name", "storage", "summary")
 
@@ -175,7 +161,9 @@ def section(group: str, given: Any) -> Any:
     kind = given.get("kind")
     if kind not in KINDS[group]:
         raise UserError(f"{group}.kind={kind!r} is unknown: choose one of {', '.join(KINDS[group])}")
-    return typed(KINDS[group][kind], given, group)
+    schema = KINDS[group][kind]
+    known = {field.name for field in fields(schema)}
+    return typed(schema, {key: value for key, value in given.items() if key in known or key not in LABELS}, group)
 
 
 def text_keys() -> frozenset[str]:

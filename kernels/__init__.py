@@ -26,7 +26,7 @@ _HOMES = {
     "Codec": "kernels.codec",
     "codec_named": "kernels.codec",
 }
-__all__ = sorted(_HOMES)
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

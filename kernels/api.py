@@ -57,7 +57,15 @@ class Ops:
         self._module.move_rows(stores, source, target, count)
 
     def attend_dense(
-        self, q: torch.Tensor, keys: RowStore, values: RowStore, where: DenseRows, batch: Batch, mask: Mask, scale: float, softcap: float | None
+        self,
+        q: torch.Tensor,
+        keys: RowStore,
+        values: RowStore,
+        where: DenseRows,
+        batch: Batch,
+        mask: Mask,
+        scale: float,
+        softcap: float | None,
     ) -> torch.Tensor:
         """Softmax attention of q [T, Hq, D] over rows that lie one after another -> [T, Hq, D] in q's dtype."""
         _check_attend(q, keys, values, batch)
@@ -65,7 +73,15 @@ class Ops:
         return self._module.attend_dense(q, keys, values, where, batch, mask, scale, softcap)
 
     def attend_paged(
-        self, q: torch.Tensor, keys: RowStore, values: RowStore, where: PagedRows, batch: Batch, mask: Mask, scale: float, softcap: float | None
+        self,
+        q: torch.Tensor,
+        keys: RowStore,
+        values: RowStore,
+        where: PagedRows,
+        batch: Batch,
+        mask: Mask,
+        scale: float,
+        softcap: float | None,
     ) -> torch.Tensor:
         """Softmax attention of q [T, Hq, D] over rows found through a page table -> [T, Hq, D] in q's dtype."""
         _check_attend(q, keys, values, batch)
@@ -73,7 +89,9 @@ class Ops:
         self.calls["attend_paged"] += 1
         return self._module.attend_paged(q, keys, values, where, batch, mask, scale, softcap)
 
-    def attend_packed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch, mask: Mask, scale: float, softcap: float | None) -> torch.Tensor:
+    def attend_packed(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch, mask: Mask, scale: float, softcap: float | None
+    ) -> torch.Tensor:
         """Attention of q [T, Hq, D] over the k, v [T, Hkv, D] of the same step, nothing stored; every span starts at position 0."""
         _same("k", tuple(k.shape), "v", tuple(v.shape))
         if any(start for start, _ in batch.spans):
@@ -82,14 +100,18 @@ class Ops:
         return self._module.attend_packed(q, k, v, batch, mask, scale, softcap)
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotate x [T, H, D] by its positions: the halves of the first 2R lanes are a pair. cos, sin [T, R] float32. RoFormer, Su et al. 2021."""
+        """Rotate x [T, H, D] by its positions: lane d < R is paired with lane R + d. cos, sin [T, R]. RoFormer, Su et al. 2021."""
         _same("cos", tuple(cos.shape), "sin", tuple(sin.shape))
         if cos.shape[0] != x.shape[0] or 2 * cos.shape[1] > x.shape[2]:
-            raise ValueError(f"rope: x {tuple(x.shape)} and cos {tuple(cos.shape)} disagree: need cos [T, R] with T = {x.shape[0]} and 2R <= {x.shape[2]}")
+            raise ValueError(
+                f"rope: x {tuple(x.shape)} and cos {tuple(cos.shape)} disagree: need cos [T, R] with T = {x.shape[0]} and 2R <= {x.shape[2]}"
+            )
         self.calls["rope"] += 1
         return self._module.rope(x, cos, sin)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(y, r): r = x + residual (x itself when there is none), y = r / rms(r) * weight over the last axis. Zhang & Sennrich 2019."""
         _same("weight", weight.shape[0], "the last axis of x", x.shape[-1])
         self.calls["rms_norm"] += 1

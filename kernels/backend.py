@@ -45,4 +45,6 @@ def _require_triton(on_gpu: bool) -> None:
     try:
         importlib.import_module("triton")
     except ImportError as error:
-        raise BackendUnavailable(f"backend=triton needs the triton package, which cannot be imported ({error}): pip install triton") from error
+        raise BackendUnavailable(
+            f"backend=triton needs the triton package, which cannot be imported ({error}): pip install triton"
+        ) from error

@@ -25,7 +25,9 @@ def code_dtype(codec: Codec, dtype: torch.dtype) -> torch.dtype:
     return {"raw": dtype, "int8": torch.int8, "q8_0": torch.int8, "q4_0": torch.uint8, "fp8": torch.float8_e4m3fn}[codec.name]
 
 
-def new_rows(codec: Codec, count: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str, page_size: int | None) -> RowStore:
+def new_rows(
+    codec: Codec, count: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str, page_size: int | None
+) -> RowStore:
     codes = torch.empty(count, heads, codec.codes_per_row(head_dim), dtype=code_dtype(codec, dtype), device=device)
     scales = None
     if codec.scale_bytes:
@@ -109,7 +111,9 @@ def attend_paged(
     return _attend_stored(q, keys, values, slots, batch, mask, scale, softcap)
 
 
-def attend_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch, mask: Mask, scale: float, softcap: float | None) -> torch.Tensor:
+def attend_packed(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch, mask: Mask, scale: float, softcap: float | None
+) -> torch.Tensor:
     out = torch.empty_like(q)
     for b, (_, stop) in enumerate(batch.spans):
         rows = slice(int(batch.cu_seqlens[b]), int(batch.cu_seqlens[b + 1]))

@@ -182,6 +182,10 @@ class KVCache(ABC):
         Pure arithmetic: allocates and changes nothing.
         """
 
+    def bytes_per_token(self) -> float:
+        """Bytes that one token's K and V take as stored, scales included, over all layers."""
+        return sum(row_bytes(self.geometry, layer, self.codec_k, self.codec_v) for layer in range(len(self.geometry.layers)))
+
     @abstractmethod
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor held, so that an audit can add their bytes up by itself."""

@@ -159,15 +159,15 @@ class Contiguous(KVCache):
 
     def _move(self, moving: dict[int, int]) -> dict[int, Run | None]:
         old = {sid: self._runs[sid] for sid in moving}
-        for sid, rows in moving.items():
+        for sid, rows in sorted(moving.items(), key=lambda mover: -self._histories[mover[0]].length):
             self._runs[sid] = Run(self._arena.take(rows), rows)
             if old[sid] is not None:
                 self.ops.move_rows(flat(self._stores), old[sid].first, self._runs[sid].first, self._histories[sid].length)
         return old
 
     def _rebuild(self, moving: dict[int, int]) -> dict[int, Run | None]:
-        """A new arena that fits exactly. Runs that only moving sequences map are not kept: should the plan be aborted, the
-        front of the first mover's new run stands in for them."""
+        """A new arena that fits exactly. A run that only moving sequences map is not kept: should the plan be aborted, the front
+        of a new run stands in for it, that of the mover with the longest history, which writes behind all of its rows."""
         before = {sid: replace(run) for sid, run in self._runs.items() if run is not None}
         longest: dict[int, int] = {}  # first row of an old run -> rows that its longest history fills
         for sid, run in before.items():
@@ -178,7 +178,7 @@ class Contiguous(KVCache):
         self._arena, stores = Extents(size), self._new_stores(size)
         for run in kept.values():
             run.first = self._arena.take(run.rows)
-        for sid, rows in moving.items():
+        for sid, rows in sorted(moving.items(), key=lambda mover: -self._histories[mover[0]].length):
             self._runs[sid] = Run(self._arena.take(rows), rows)
             if old[sid] is not None and id(old[sid]) not in kept:
                 kept[id(old[sid])] = old[sid]
@@ -205,4 +205,4 @@ class Contiguous(KVCache):
             self._arena.give(run.first, run.rows)
 
     def _new_stores(self, rows: int) -> Stores:
-        return [new_pair(self, layer, rows, None) for layer in range(len(self.geometry.layers))]
+        return [new_pair(self, layer, rows, None, (self.codec_k, self.codec_v)) for layer in range(len(self.geometry.layers))]

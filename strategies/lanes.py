@@ -5,13 +5,15 @@ It does not know about steps or tokens; `paged.py` tells it which spans are comi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from kernels.rows import Mask, RowStore
+from kernels.codec import Codec
+from kernels.rows import RowStore
 from strategies.base import KVCache, Packed, live_union, row_bytes
 from strategies.geometry import Refused, Stats
 from strategies.pages import SCRATCH, PagePool
@@ -20,6 +22,22 @@ from strategies.stores import copy_rows, flat, held_bytes, new_pair, store_tenso
 from strategies.tables import PageTables
 
 Spans = tuple[tuple[int, int, int], ...]
+
+
+class Sight(Protocol):
+    """What a lane must know about its queries: a `Mask` says it, and so does any other rule of the same shape.
+
+    window: the query at i needs no row below i - window + 1, sinks excepted (None: it needs all of them).
+    first_visible(i): the first row, sinks excepted, that it does need.
+    """
+
+    @property
+    def window(self) -> int | None: ...
+
+    @property
+    def sinks(self) -> int: ...
+
+    def first_visible(self, position: int) -> int: ...
 
 
 @dataclass
@@ -31,16 +49,28 @@ class Taken:
 
 
 class Lane:
-    """One pool of pages for `layers`, which all have the same `mask`."""
+    """One pool of pages for `layers`, which all have the same `mask`. The lane keeps what `slack` tokens of rewind need."""
 
-    def __init__(self, cache: KVCache, mask: Mask, layers: list[int], number: int) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        mask: Sight,
+        layers: list[int],
+        page_size: int,
+        slack: int,
+        codecs: tuple[Codec, Codec],
+        number: int = 0,
+        on_evict: Callable[[int, int], None] | None = None,
+    ) -> None:
         self.mask = mask
         self.layers = layers
         self.number = number
         self._cache = cache
-        self._page_size: int = cache.page_size
-        self.page_bytes = self._page_size * sum(row_bytes(cache.geometry, layer, cache.codec_k, cache.codec_v) for layer in layers)
-        self.pool = PagePool(0, lambda page: cache._evicted(number, page))
+        self._page_size = page_size
+        self._slack = slack
+        self._codecs = codecs
+        self.page_bytes = page_size * sum(row_bytes(cache.geometry, layer, *codecs) for layer in layers)
+        self.pool = PagePool(0, None if on_evict is None else lambda page: on_evict(number, page))
         self.tables = PageTables()
         self.stores: dict[int, tuple[RowStore, RowStore]] = {}
         self._expect: dict[int, int] = {}  # sid -> expected length; 0 for forks, which are paid for as they grow
@@ -51,7 +81,7 @@ class Lane:
         old = self.stores
         self.pool.grow(pages - self.pool.capacity)
         rows = (pages + 1) * self._page_size
-        self.stores = {layer: new_pair(self._cache, layer, rows, self._page_size) for layer in self.layers}
+        self.stores = {layer: new_pair(self._cache, layer, rows, self._page_size, self._codecs) for layer in self.layers}
         for layer, pair in old.items():
             copy_rows([pair], 0, [self.stores[layer]], 0, pair[0].codes.shape[0])
 
@@ -60,7 +90,7 @@ class Lane:
         pages = -(-length // self._page_size)
         if self.mask.window is None:
             return pages
-        rows = self.mask.window - 1 + self._cache.slack + min(chunk, length)
+        rows = self.mask.window - 1 + self._slack + min(chunk, length)
         sliding = -(-(rows - 1) // self._page_size) + 1
         return min(pages, sliding + -(-self.mask.sinks // self._page_size))
 
@@ -105,9 +135,7 @@ class Lane:
         """Without a budget: own enough pages for every open sequence at its expected length, and for these spans."""
         self._chunk = max(self._chunk, *(stop - start for _, start, stop in spans))
         stops = dict.fromkeys(self._expect, 0) | {sid: stop for sid, _, stop in spans}
-        expected = sum(
-            self.peak_pages(max(expect, stops[sid]), self._chunk) for sid, expect in self._expect.items() if expect
-        )
+        expected = sum(self.peak_pages(max(expect, stops[sid]), self._chunk) for sid, expect in self._expect.items() if expect)
         wanted = max(expected, self.pool.capacity + self.short_pages(spans))
         if wanted > self.pool.capacity:
             self.allocate(wanted)
@@ -203,7 +231,7 @@ class Lane:
     def _needed_pages(self, count: int) -> set[int]:
         """Logical pages that a continuation after `count` whole pages may read, rewind slack included."""
         length = count * self._page_size
-        first = self.mask.first_visible(max(0, length - self._cache.slack)) // self._page_size
+        first = self.mask.first_visible(max(0, length - self._slack)) // self._page_size
         return set(range(min(self._sink_pages(), count))) | set(range(first, count))
 
 
@@ -228,5 +256,7 @@ def split_budget(lanes: list[Lane], budget_bytes: int | None, context: int) -> l
             high = length - 1
     if low == 0:
         needed = sum(2 * lane.page_bytes for lane in lanes)
-        raise Refused(f"a budget of {budget_bytes} bytes holds no page: the smallest that does is {needed} bytes; raise the budget or lower page_size")
+        raise Refused(
+            f"a budget of {budget_bytes} bytes holds no page: the smallest that does is {needed} bytes; raise the budget or lower page_size"
+        )
     return [lane.peak_pages(low, low) for lane in lanes]

@@ -34,6 +34,9 @@ class NoCache(KVCache):
     def bytes_for(self, lengths: Sequence[int], chunk: int = 1) -> int:
         return 0
 
+    def bytes_per_token(self) -> float:
+        return 0
+
     def tensors(self) -> list[torch.Tensor]:
         return []
 

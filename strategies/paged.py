@@ -66,7 +66,11 @@ class Paged(KVCache):
         self._tokens: dict[int, list[int]] = {}
         distinct = list(dict.fromkeys(self._masks))
         self._lane_of = [distinct.index(mask) for mask in self._masks]
-        self._lanes = [Lane(self, mask, [i for i, m in enumerate(self._masks) if m == mask], number) for number, mask in enumerate(distinct)]
+        codecs = (self.codec_k, self.codec_v)
+        self._lanes = [
+            Lane(self, mask, [i for i, m in enumerate(self._masks) if m == mask], page_size, slack, codecs, number, self._evicted)
+            for number, mask in enumerate(distinct)
+        ]
         self.rewind = float("inf") if all(mask.window is None for mask in distinct) else slack
         for lane, pages in zip(self._lanes, split_budget(self._lanes, budget_bytes, geometry.context), strict=True):
             lane.allocate(pages)

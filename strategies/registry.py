@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from strategies.base import KVCache
 from strategies.contiguous import Contiguous
+from strategies.kivi import Kivi
 from strategies.none import NoCache
 from strategies.paged import Paged
 
@@ -14,4 +15,5 @@ STORAGES: dict[str, type[KVCache]] = {
     "none": NoCache,
     "contiguous": Contiguous,
     "paged": Paged,
+    "kivi": Kivi,
 }

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import torch
 
+from kernels.codec import Codec
 from kernels.rows import RowStore
 from strategies.base import KVCache
 
 Stores = list[tuple[RowStore, RowStore]]  # (keys, values) of each layer
 
 
-def new_pair(cache: KVCache, layer: int, rows: int, page_size: int | None) -> tuple[RowStore, RowStore]:
+def new_pair(cache: KVCache, layer: int, rows: int, page_size: int | None, codecs: tuple[Codec, Codec]) -> tuple[RowStore, RowStore]:
     """Empty K and V stores of `rows` rows for one layer, in the backend's layout."""
     shape, device = cache.geometry.layers[layer], cache.geometry.device
     keys, values = (
         cache.ops.new_rows(codec, rows, shape.kv_heads, shape.head_dim, cache.dtype, device, page_size)
-        for codec in (cache.codec_k, cache.codec_v)
+        for codec in codecs
     )
     return keys, values
 

@@ -73,6 +73,20 @@ def fp8(rows: np.ndarray, dtype: str) -> np.ndarray:
     return np.clip(np.rint(x / step) * step, -E4M3_MAX, E4M3_MAX)
 
 
+def kivi_keys(bits: int, group: int) -> RoundTrip:
+    """Asymmetric codes over `group` tokens of one head and channel; float16 scale and zero."""
+    return RoundTrip(lambda rows, dtype: _by_tokens(rows, dtype, group, bits), tokens=group)
+
+
+def kivi_values(bits: int, group: int, value_group: int) -> RoundTrip:
+    """Asymmetric codes over up to `value_group` neighbouring channels of one token; coded when their group of tokens is."""
+
+    def read(rows: np.ndarray, dtype: str) -> np.ndarray:
+        return _by_group(rows, dtype, value_group, lambda x: _asymmetric(x, bits, -1))
+
+    return RoundTrip(read, tokens=group)
+
+
 ROUND_TRIPS: dict[str, RoundTrip] = {
     "raw": RoundTrip(raw, lossless=True),
     "int8": RoundTrip(int8),
@@ -87,7 +101,7 @@ def round_trips(cache: object) -> tuple[RoundTrip, RoundTrip]:
 
     A cache with formats of its own says how they read back in a `ROUND_TRIPS` of its own module: {codec name: RoundTrip}.
     """
-    known = ROUND_TRIPS | getattr(sys.modules[type(cache).__module__], "ROUND_TRIPS", {})
+    known = ROUND_TRIPS | _kivi_formats(cache) | getattr(sys.modules[type(cache).__module__], "ROUND_TRIPS", {})
     for codec in (cache.codec_k, cache.codec_v):
         if codec.name not in known:
             raise UserError(
@@ -95,6 +109,29 @@ def round_trips(cache: object) -> tuple[RoundTrip, RoundTrip]:
                 f"say how it reads back in {type(cache).__module__}.ROUND_TRIPS = {{{codec.name!r}: RoundTrip(read)}}"
             )
     return known[cache.codec_k.name], known[cache.codec_v.name]
+
+
+def _kivi_formats(cache: object) -> dict[str, RoundTrip]:
+    """KIVI's formats with the sizes that `cache` was built with; nothing for caches of another kind."""
+    if not cache.codec_k.name.startswith("kivi"):
+        return {}
+    bits, group = cache.bits, cache.group
+    return {f"kivi{bits}_channel": kivi_keys(bits, group), f"kivi{bits}_token": kivi_values(bits, group, cache.value_group)}
+
+
+def _by_tokens(rows: np.ndarray, dtype: str, group: int, bits: int) -> np.ndarray:
+    """[n, H, D] with n a multiple of `group`: each run of `group` tokens of one head and channel is a group."""
+    runs = rows.astype(arithmetic(dtype)).reshape(-1, group, *rows.shape[1:])
+    return _asymmetric(runs, bits, 1).reshape(rows.shape)
+
+
+def _asymmetric(x: np.ndarray, bits: int, axis: int) -> np.ndarray:
+    """What codes of (hi - lo) / (2**bits - 1) and lo, both stored as float16, read back as; each group along `axis`."""
+    top = 2**bits - 1
+    low, high = x.min(axis, keepdims=True), x.max(axis, keepdims=True)
+    scale, zero = _to_float16((high - low) / x.dtype.type(top)), _to_float16(low)
+    codes = np.clip(_divided(x - zero.astype(x.dtype), scale), 0, top)
+    return codes * scale.astype(np.float64) + zero.astype(np.float64)
 
 
 def _symmetric(rows: np.ndarray, dtype: str, size: int, to_stored: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:

@@ -54,84 +54,108 @@ def visible(queries: np.ndarray, keys: np.ndarray, window: int | None, sinks: in
     return (distance >= 0) & near
 
 
-def answer(
-    q: np.ndarray,
-    keys: Rows,
-    values: Rows,
-    start: int,
-    aged: np.ndarray,
-    window: int | None,
-    sinks: int,
-    scale: float,
-    softcap: float | None,
-    dtype: str,
-) -> Answer:
-    """Attention of q [t, Hq, D] at positions start.. over keys.raw.shape[0] tokens; query i reads tokens below aged[i] through the codec."""
-    queries, tokens = start + np.arange(q.shape[0]), np.arange(keys.raw.shape[0])
-    seen = visible(queries, tokens, window, sinks)  # [t, n]
-    old = tokens[None, :] < aged[:, None]  # [t, n]
-    heads = keys.raw.shape[1]
-    out, bound = np.empty(q.shape), np.empty(q.shape)
-    for head in range(q.shape[1]):
-        shared = head // (q.shape[1] // heads)
-        one_head = (Rows(rows.raw[:, shared], rows.read[:, shared] if rows.read is not rows.raw else rows.raw[:, shared]) for rows in (keys, values))
-        out[:, head], bound[:, head] = _one_head(q[:, head], *one_head, seen, old, scale, softcap, dtype)
-    return Answer(out, bound)
+@dataclass(frozen=True)
+class Rule:
+    """Which tokens the queries of one span may see, and how scores become weights."""
+
+    start: int  # position of the first query
+    aged: np.ndarray  # [t]: query i reads tokens below aged[i] through the codec, the rest raw
+    window: int | None
+    sinks: int
+    scale: float
+    softcap: float | None
 
 
-def _one_head(
-    q: np.ndarray, keys: Rows, values: Rows, seen: np.ndarray, old: np.ndarray, scale: float, softcap: float | None, dtype: str
-) -> tuple[np.ndarray, np.ndarray]:
-    u = UNIT_ROUNDOFF["float64" if dtype == "float64" else "float32"]
-    scores = scale * _dots(q, keys, old)  # [t, n]
-    wrong = (_roundings(q.shape[1]) + 4) * u * abs(scale) * _dots(np.abs(q), _magnitudes(keys), old)
-    if softcap is not None:
-        scores = softcap * np.tanh(scores / softcap)
-        wrong = wrong + 8 * u * np.abs(scores)
-    scores = np.where(seen, scores, -np.inf)
-    top = scores.max(-1, keepdims=True)
-    weights = np.exp(scores - top)
-    weights /= weights.sum(-1, keepdims=True)
-    sizes = np.where(seen, np.abs(scores), 0.0)
-    wrong = np.where(seen, wrong + 3 * u * (sizes + np.abs(top)) + 8 * u, 0.0)
-    out = _sums(weights, values, old)  # [t, D]
-    return out, _bound(out, weights, wrong, _magnitudes(values), seen, old, u, dtype)
+def answer(q: np.ndarray, keys: Rows, values: Rows, rule: Rule, dtype: str) -> Answer:
+    """Attention of q [t, Hq, D] at positions rule.start.. over the rows of keys and values, and its bound in `dtype`."""
+    parts = _Parts(q, keys, values, rule)
+    out = parts.sums(parts.weights(), parts.values)  # [Hkv, g * t, D]
+    return Answer(parts.unpacked(out), parts.unpacked(_bound(parts, out, dtype)))
 
 
-def _bound(
-    out: np.ndarray, weights: np.ndarray, wrong: np.ndarray, sizes: Rows, seen: np.ndarray, old: np.ndarray, u: float, dtype: str
-) -> np.ndarray:
-    mass = _sums(weights, sizes, old)  # [t, D], sum_j w_j |v_jd|
+def exact(q: np.ndarray, keys: Rows, values: Rows, rule: Rule) -> np.ndarray:
+    """The answer [t, Hq, D] alone."""
+    parts = _Parts(q, keys, values, rule)
+    return parts.unpacked(parts.sums(parts.weights(), parts.values))
+
+
+class _Parts:
+    """One span, with the g query heads that share a KV head packed as rows: r = g * t."""
+
+    def __init__(self, q: np.ndarray, keys: Rows, values: Rows, rule: Rule) -> None:
+        self.shape, self.rule = q.shape, rule
+        count, query_heads, _ = q.shape
+        kv_heads = keys.raw.shape[1]
+        self.group = query_heads // kv_heads  # query head h reads KV head h // group
+        queries, tokens = rule.start + np.arange(count), np.arange(keys.raw.shape[0])
+        self.seen = np.tile(visible(queries, tokens, rule.window, rule.sinks), (self.group, 1))  # [r, n]
+        self.old = np.tile(tokens[None, :] < rule.aged[:, None], (self.group, 1))  # [r, n]
+        self.q = q.transpose(1, 0, 2).reshape(kv_heads, self.group * count, -1)  # [Hkv, r, D]
+        self.keys, self.values = (_by_head(rows) for rows in (keys, values))
+
+    def unpacked(self, rows: np.ndarray) -> np.ndarray:
+        """[Hkv, r, D] -> [t, Hq, D]."""
+        return rows.reshape(self.shape[1], self.shape[0], -1).transpose(1, 0, 2)
+
+    def scores(self) -> np.ndarray:
+        """[Hkv, r, n] before masking."""
+        scores = self.rule.scale * self.dots(self.q, self.keys)
+        cap = self.rule.softcap
+        return scores if cap is None else cap * np.tanh(scores / cap)
+
+    def weights(self) -> np.ndarray:
+        """[Hkv, r, n], each row of them adding up to 1."""
+        scores = np.where(self.seen, self.scores(), -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return weights / weights.sum(-1, keepdims=True)
+
+    def dots(self, q: np.ndarray, keys: Rows) -> np.ndarray:
+        """q . k [Hkv, r, n], each key as its query reads it."""
+        raw = q @ keys.raw.swapaxes(-1, -2)
+        return raw if keys.read is keys.raw else np.where(self.old, q @ keys.read.swapaxes(-1, -2), raw)
+
+    def sums(self, weights: np.ndarray, values: Rows) -> np.ndarray:
+        """sum_j w_j v_j [Hkv, r, D], each value as its query reads it."""
+        if values.read is values.raw:
+            return weights @ values.raw
+        return (weights * self.old) @ values.read + (weights * ~self.old) @ values.raw
+
+
+def _bound(parts: _Parts, out: np.ndarray, dtype: str) -> np.ndarray:
+    weights, sizes = parts.weights(), _magnitudes(parts.values)
+    mass = parts.sums(weights, sizes)  # sum_j w_j |v_jd|
     if dtype == "float64":
         return FLOAT64_PROMISE * np.maximum(1.0, mass)
+    u, unit, underflow = UNIT_ROUNDOFF["float32"], UNIT_ROUNDOFF[dtype], HALF_SUBNORMAL[dtype]
+    wrong = _score_error(parts, u)
     most = 2 * wrong.max(-1, keepdims=True)
     moved = weights * wrong * (np.expm1(most) / most)
-    total = _sums(moved, sizes, old) + np.abs(out) * moved.sum(-1, keepdims=True)
-    total += 2 * (_roundings(weights.shape[1]) + 8) * u * mass
-    unit, underflow = UNIT_ROUNDOFF[dtype], HALF_SUBNORMAL[dtype]
+    total = parts.sums(moved, sizes) + np.abs(out) * moved.sum(-1, keepdims=True)
+    total += 2 * (_roundings(weights.shape[-1]) + 8) * u * mass
     if unit > u:
-        total += unit * mass + underflow * _sums(seen.astype(float), sizes, old)
+        total += unit * mass + underflow * parts.sums(parts.seen.astype(float)[None], sizes)
     return total + unit * (np.abs(out) + total) + underflow
+
+
+def _score_error(parts: _Parts, u: float) -> np.ndarray:
+    """[Hkv, r, n]: d_j, how far the logarithm of each unnormalised weight may be off; 0 where nothing is seen."""
+    scores = parts.scores()
+    wrong = (_roundings(parts.q.shape[-1]) + 4) * u * abs(parts.rule.scale) * parts.dots(np.abs(parts.q), _magnitudes(parts.keys))
+    if parts.rule.softcap is not None:
+        wrong = wrong + 8 * u * np.abs(scores)
+    top = np.where(parts.seen, scores, -np.inf).max(-1, keepdims=True)
+    return np.where(parts.seen, wrong + 3 * u * (np.abs(scores) + np.abs(top)) + 8 * u, 0.0)
 
 
 def _roundings(terms: int) -> float:
     return min(terms, DEVIATIONS * terms**0.5)
 
 
+def _by_head(rows: Rows) -> Rows:
+    raw = rows.raw.swapaxes(0, 1)
+    return Rows(raw, raw if rows.read is rows.raw else rows.read.swapaxes(0, 1))
+
+
 def _magnitudes(rows: Rows) -> Rows:
     size = np.abs(rows.raw)
     return Rows(size, size if rows.read is rows.raw else np.abs(rows.read))
-
-
-def _dots(q: np.ndarray, keys: Rows, old: np.ndarray) -> np.ndarray:
-    """q . k [t, n], each key as its query reads it."""
-    if keys.read is keys.raw:
-        return q @ keys.raw.T
-    return np.where(old, q @ keys.read.T, q @ keys.raw.T)
-
-
-def _sums(weights: np.ndarray, values: Rows, old: np.ndarray) -> np.ndarray:
-    """sum_j w_j v_j [t, D], each value as its query reads it."""
-    if values.read is values.raw:
-        return weights @ values.raw
-    return (weights * old) @ values.read + (weights * ~old) @ values.raw

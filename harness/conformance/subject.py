@@ -73,6 +73,17 @@ class Subject:
         """A toy geometry that this strategy takes."""
         return self.accepted(toy.geometry(heads, head_dim, windows, dtype, context, softcap))
 
+    def rewindable(
+        self, tokens: int, heads: tuple[int, int] = (6, 3), head_dim: int = 16, windows: tuple[int | None, ...] = (None, 5)
+    ) -> Geometry:
+        """A toy geometry on which `truncate` takes back at least `tokens`; without the model's windows where those forbid it."""
+        for choice in (windows, (None,) * len(windows)):
+            geometry = self.geometry(heads, head_dim, choice)
+            rewind = self.make(geometry, None, self.ops).rewind
+            if rewind >= tokens:
+                return geometry
+        raise NotApplicable(f"declares a rewind of {rewind:g}, shorter than {tokens}")
+
     def facts(self, geometry: Geometry) -> Facts:
         """What the contract says about this strategy on `geometry`."""
         cache = self.make(geometry, None, self.ops)

@@ -13,9 +13,9 @@ import torch
 
 from harness.conformance.poison import PoisonOps
 from harness.conformance.promise import NotApplicable
+from harness.conformance.shadow import ShadowCache
 from harness.conformance.subject import Subject
 from harness.conformance.toy import ProbeFeed, RandomFeed
-from harness.measure.shadow import ShadowCache
 from strategies.base import Plan
 from strategies.geometry import CacheFull, Geometry
 

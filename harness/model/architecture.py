@@ -110,7 +110,7 @@ class Architecture:
         for layer in self.layers:
             if layer.rope.lanes % 2 or layer.rope.lanes > self.head_dim:
                 raise UserError(
-                    f"rotary embedding over {layer.rope.lanes} lanes does not fit a head_dim of {self.head_dim}: use an even number up to it"
+                    f"rotary embedding over {layer.rope.lanes} lanes does not fit head_dim={self.head_dim}: use an even number up to it"
                 )
 
     def geometry(self, dtype: str, device: str) -> Geometry:

@@ -44,7 +44,6 @@ def from_gguf(metadata: Mapping[str, Any], where: str, tied: bool, divisors: Ite
         norm_eps=get("attention.layer_norm_rms_epsilon"),
         activation="gelu_tanh" if name == "gemma3" else "silu",
         scale=(hidden / query_heads if by_hidden else head_dim) ** -0.5,
-        softcap=get.optional("attn_logit_softcapping", None),
         final_softcap=get.optional("final_logit_softcapping", None),
         qkv_bias=family.qkv_bias is True,
         qk_norm=family.qk_norm,

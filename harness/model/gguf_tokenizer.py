@@ -45,7 +45,7 @@ def _spelled(token: str) -> str:
 def _byte_level(tokens: list[str], metadata: Mapping[str, Any], where: str) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", ())]
     inner = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
     split = metadata.get("tokenizer.ggml.pre", "default")
     by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -103,7 +103,7 @@ def _merges(vocab: Mapping[str, int], ranks: list[float]) -> list[tuple[str, str
 def _add_special(inner: Any, tokens: list[str], kinds: list[int]) -> None:
     from tokenizers import AddedToken
 
-    control = [AddedToken(token, normalized=False, special=True) for token, kind in zip(tokens, kinds) if kind == CONTROL]
-    user = [AddedToken(token, normalized=False, special=False) for token, kind in zip(tokens, kinds) if kind == USER_DEFINED]
+    control = [AddedToken(token, normalized=False, special=True) for token, kind in zip(tokens, kinds, strict=False) if kind == CONTROL]
+    user = [AddedToken(token, normalized=False, special=False) for token, kind in zip(tokens, kinds, strict=False) if kind == USER_DEFINED]
     inner.add_special_tokens(control)
     inner.add_tokens(user)

@@ -22,6 +22,8 @@ def from_hf(config: Config, where: str) -> Architecture:
     model_type = config.get("model_type")
     if model_type not in MODEL_TYPES:
         raise unsupported(model_type, where)
+    if config.get("attn_logit_softcapping") is not None:
+        raise UserError(f"{where} caps its attention scores (attn_logit_softcapping), which no supported architecture does")
     name = MODEL_TYPES[model_type]
     family = FAMILIES[name]
     head_dim = _head_dim(config)
@@ -39,7 +41,6 @@ def from_hf(config: Config, where: str) -> Architecture:
         norm_eps=_given(config, "rms_norm_eps", 1e-6),
         activation=_activation(config, where),
         scale=_given(config, "query_pre_attn_scalar", 256 if name == "gemma3" else head_dim) ** -0.5,
-        softcap=config.get("attn_logit_softcapping"),
         final_softcap=config.get("final_logit_softcapping"),
         qkv_bias=qkv_bias,
         output_bias=output_bias,

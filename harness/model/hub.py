@@ -23,7 +23,7 @@ def hub_folder(repository: str) -> Path:
         return cached
     if not hub_or_cache():
         raise UserError(
-            f"model {repository!r} is not on this machine and the Hugging Face hub cannot be reached: give a local path, or check the network"
+            f"model {repository!r} is not on this machine and the hub cannot be reached: give a local path, or check the network"
         )
     try:
         return Path(snapshot_download(repository, allow_patterns=WANTED))

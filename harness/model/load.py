@@ -100,6 +100,8 @@ def _opened(source: str, seed: int, device: str, shape: RandomShape | None) -> t
     if kind == "llama2c":
         return _llama2c(_existing(rest))
     path = Path(source).expanduser()
+    if source == "":
+        raise _missing(source)
     if path.is_dir():
         return checkpoint_from_folder(path, path.resolve().name), tokenizer_from_folder(path)
     if path.is_file():

@@ -30,6 +30,7 @@ class RandomShape:
     context: int = 4096
     window: int | None = None
     global_every: int | None = None
+    softcap: float | None = None
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
@@ -59,6 +60,7 @@ class RandomShape:
             norm_eps=1e-6,
             activation="gelu_tanh" if self.family == "gemma3" else "silu",
             scale=self.head_dim**-0.5,
+            softcap=self.softcap,
             qkv_bias=family.qkv_bias is True,
             qk_norm=family.qk_norm,
             post_norms=family.post_norms,

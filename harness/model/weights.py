@@ -17,7 +17,7 @@ from harness.model.architecture import Architecture
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened source of weights. `tensor(name)` reads one, by the names of Hugging Face's Llama-like models; KeyError if there is none."""
+    """An opened source of weights. `tensor(name)` reads one, by the names of transformers' Llama models; KeyError if there is none."""
 
     name: str
     sha256: str

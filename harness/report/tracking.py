@@ -52,9 +52,12 @@ class WandbTracker(Tracker):
         self._run.summary.update(dict(values))
 
     def finish(self, failed: bool) -> None:
+        import wandb
+
         try:
             self._run.finish(exit_code=1 if failed else 0)
         finally:
+            wandb.teardown()  # finish returns before its last records are on disk; the end of wandb's own process is what waits for them
             self._scope.close()
 
 

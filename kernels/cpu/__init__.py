@@ -1,12 +1,24 @@
 """The ops on a CPU through torch: same layout as the reference, no work on rows that no query may see.
 
-It does not know which sequence a row belongs to. Attention gathers nothing that is already contiguous, reads each KV head
-once for all the query heads that share it, and keeps long prefills out of memory by handing them to torch's fused attention.
+It does not know which sequence a row belongs to. `FLAVOUR` says in words what runs, for records.
 """
 
-from kernels.cpu.attention import attend_dense, attend_packed, attend_paged
-from kernels.cpu.pointwise import gated, rms_norm, rope
-from kernels.reference import copy_pages, move_rows, new_rows, read_rows, write_rows
+from kernels.cpu.plain import (
+    attend_dense,
+    attend_packed,
+    attend_paged,
+    copy_pages,
+    gated,
+    move_rows,
+    new_rows,
+    read_rows,
+    rms_norm,
+    rope,
+    write_rows,
+)
+
+COMPILED = False
+FLAVOUR = "torch"
 
 __all__ = [
     "attend_dense",

@@ -38,7 +38,9 @@ def attend_paged(
     return _attend(q, batch, mask, scale, softcap, gather)
 
 
-def attend_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch, mask: Mask, scale: float, softcap: float | None) -> torch.Tensor:
+def attend_packed(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch, mask: Mask, scale: float, softcap: float | None
+) -> torch.Tensor:
     dtype = compute_dtype(q.dtype)
     firsts = _first_rows(batch)
 

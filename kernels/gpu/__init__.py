@@ -35,7 +35,9 @@ read_rows = storage.read_rows
 write_rows = storage.write_rows
 
 
-def new_rows(codec: Codec, count: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str, page_size: int | None) -> RowStore:
+def new_rows(
+    codec: Codec, count: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str, page_size: int | None
+) -> RowStore:
     return reference_layout(codec, count, heads, head_dim, dtype, device, page_size)
 
 
@@ -52,6 +54,8 @@ def attend_paged(
     return attention.attend(q, keys, values, placed, batch, mask, scale, softcap)
 
 
-def attend_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch, mask: Mask, scale: float, softcap: float | None) -> torch.Tensor:
+def attend_packed(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch, mask: Mask, scale: float, softcap: float | None
+) -> torch.Tensor:
     placed = attention.Placed("packed", batch.cu_seqlens, 0, 0)  # every span starts at 0, so its first row is its first packed token
     return attention.attend(q, attention.as_store(k), attention.as_store(v), placed, batch, mask, scale, softcap)

@@ -55,8 +55,9 @@ def attend_kernel(
     k_scales,  # [rows, k_pitch, scales of one head] or None
     v_codes,
     v_scales,
-    out,  # [T, Hq, D], or with SPLIT [T, Hq, splits, D] in the wide dtype
-    lse,  # with SPLIT [T, Hq, splits], else None: base-2 logarithm of each split's sum of exponentials
+    out,  # [T, Hq, D], written when one program holds all keys of a tile
+    parts,  # [T, Hq, splits, D] in the wide dtype, written when `splits` programs share them
+    lse,  # [T, Hq, splits], with parts: base-2 logarithm of each split's sum of exponentials
     where,  # PAGED: [B, table_width] pages; else [B] the row of each span's position 0
     cu_seqlens,  # [B+1] int32
     starts,  # [B] int32
@@ -81,10 +82,9 @@ def attend_kernel(
     PAGED: tl.constexpr,
     WINDOWED: tl.constexpr,
     SOFTCAPPED: tl.constexpr,
-    SPLIT: tl.constexpr,
 ):
     DTYPE: tl.constexpr = q.dtype.element_ty
-    WIDE: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.float32
+    WIDE: tl.constexpr = tl.float64 if DTYPE.is_fp64() else tl.float32
     tile = tl.program_id(0)
     head = tl.program_id(1)
     span = find_span(tile, cu_seqlens, spans, tile_queries)
@@ -115,12 +115,11 @@ def attend_kernel(
         first_key = tl.maximum(first_query - window + 1, 0)
         first_tile = first_key // BLOCK_N
         sink_tiles = tl.minimum((sinks + BLOCK_N - 1) // BLOCK_N, first_tile)
-    begin = 0
-    end = sink_tiles + end_tile - first_tile
-    if SPLIT:
-        share = (end + tl.num_programs(2) - 1) // tl.num_programs(2)
-        begin = tl.program_id(2) * share
-        end = tl.minimum(begin + share, end)
+    splits = tl.num_programs(2)
+    steps = sink_tiles + end_tile - first_tile
+    share = (steps + splits - 1) // splits
+    begin = tl.program_id(2) * share
+    end = tl.minimum(begin + share, steps)
 
     top = tl.full([BLOCK_M], float("-inf"), WIDE)
     total = tl.zeros([BLOCK_M], WIDE)
@@ -154,31 +153,41 @@ def attend_kernel(
 
     mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
     out_row = token * (tl.num_programs(1) * group) + q_head
-    if SPLIT:
-        part = out_row * tl.num_programs(2) + tl.program_id(2)
-        tl.store(out + part[:, None] * D + lane[None, :], mixed, mask=kept)
-        tl.store(lse + part, tl.where(total == 0, float("-inf"), top + tl.log2(tl.where(total == 0, 1.0, total))), mask=owned)
-    else:
+    if splits == 1:
         tl.store(out + out_row[:, None] * D + lane[None, :], narrow(mixed, DTYPE), mask=kept)
+    else:
+        part = out_row * splits + tl.program_id(2)
+        tl.store(parts + part[:, None] * D + lane[None, :], mixed, mask=kept)
+        tl.store(lse + part, tl.where(total == 0, float("-inf"), top + tl.log2(tl.where(total == 0, 1.0, total))), mask=owned)
 
 
-@triton.jit(do_not_specialize=["splits"])
-def merge_kernel(parts, lse, out, splits, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr):
-    """out[r] = the mean of parts[r, s] weighted by 2 ** lse[r, s], for one row r = token * Hq + head; splits that saw no key weigh 0."""
-    row = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, BLOCK_D)
-    some = tl.arange(0, BLOCK_S)
+@triton.jit(do_not_specialize=["rows", "splits"])
+def merge_kernel(
+    parts,  # [rows, splits, D], a row being one query head of one token
+    lse,  # [rows, splits]
+    out,  # [rows, D]
+    rows,
+    splits,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
     WIDE: tl.constexpr = parts.dtype.element_ty
-    total = tl.zeros([1], WIDE)
-    mixed = tl.zeros([BLOCK_D], WIDE)
-    top = tl.full([1], float("-inf"), WIDE)
+    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    lane = tl.arange(0, BLOCK_D)
+    top = tl.full([BLOCK_R], float("-inf"), WIDE)
+    total = tl.zeros([BLOCK_R], WIDE)
+    mixed = tl.zeros([BLOCK_R, BLOCK_D], WIDE)
     for first in range(0, splits, BLOCK_S):
-        split = first + some
-        live = split < splits
-        part = row * splits + split
+        split = first + tl.arange(0, BLOCK_S)
+        live = (row < rows)[:, None] & (split < splits)[None, :]
+        part = row[:, None] * splits + split[None, :]  # [BLOCK_R, BLOCK_S]
         scores = tl.load(lse + part, mask=live, other=float("-inf"))
-        weights, rescale, top, total = softmax_step(scores[None, :], top, total)
-        rows = tl.load(parts + part[:, None] * D + lane[None, :], mask=live[:, None] & (lane < D)[None, :], other=0.0)
-        mixed = mixed * tl.sum(rescale) + tl.sum(tl.trans(weights) * rows, axis=0)
-    mixed = mixed / tl.sum(tl.where(total == 0, 1.0, total))
-    tl.store(out + row * D + lane, narrow(mixed, out.dtype.element_ty), mask=lane < D)
+        weights, rescale, top, total = softmax_step(scores, top, total)  # a split that saw no key has lse -inf: it weighs nothing
+        kept = live[:, :, None] & (lane < D)[None, None, :]
+        means = tl.load(parts + part[:, :, None] * D + lane[None, None, :], mask=kept, other=0.0)
+        mixed = mixed * rescale[:, None] + tl.sum(weights[:, :, None] * means, axis=1)
+    mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
+    target = out + row[:, None] * D + lane[None, :]
+    tl.store(target, narrow(mixed, out.dtype.element_ty), mask=(row < rows)[:, None] & (lane < D)[None, :])

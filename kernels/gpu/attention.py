@@ -6,12 +6,13 @@ It chooses the tile and the number of splits from constants of the plan; it does
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
 from kernels.codec import codec_named
 from kernels.gpu.attend import attend_kernel, merge_kernel
-from kernels.gpu.launch import dtype_name, keys_of, on_amd, pitched, processors, require_listed
+from kernels.gpu.launch import ceil_div, dtype_name, keys_of, merge_rows, on_amd, pitched, processors, require_listed
 from kernels.gpu.specialisations import Attend, Merge, block_dim, key_splits, query_rows, tuning
 from kernels.reference import compute_dtype
 from kernels.rows import Batch, Mask, RowStore
@@ -46,7 +47,7 @@ def attend(
     longest = max(stop for _, stop in batch.spans)
     splits = key_splits(batch.splits, tiles * keys.heads, longest, processors(q.device))
     spec = Attend(
-        placed.layout, keys.codec.name, values.codec.name, dtype_name(q.dtype), head_dim, rows, mask.window is not None, softcap is not None, splits > 1
+        placed.layout, keys.codec.name, values.codec.name, dtype_name(q.dtype), head_dim, rows, mask.window is not None, softcap is not None
     )
     require_listed(spec, q.device)
     chosen = tuning(spec, on_amd())
@@ -54,16 +55,14 @@ def attend(
     k_codes, k_pitch = _codes(keys)
     v_codes, v_pitch = _codes(values)
     out = torch.empty(tokens, q_heads, head_dim, dtype=q.dtype, device=q.device)
-    parts, lse = out, None
-    if splits > 1:
-        parts = torch.empty(tokens, q_heads, splits, head_dim, dtype=compute_dtype(q.dtype), device=q.device)
-        lse = torch.empty(tokens, q_heads, splits, dtype=parts.dtype, device=q.device)
+    parts, lse = _partials(out, splits)
     attend_kernel[(tiles, keys.heads, splits)](
         q,
         k_codes,
         keys.scales,
         v_codes,
         values.scales,
+        out,
         parts,
         lse,
         placed.table,
@@ -90,19 +89,37 @@ def attend(
         PAGED=placed.layout == "paged",
         WINDOWED=spec.windowed,
         SOFTCAPPED=spec.softcapped,
-        SPLIT=spec.split,
         num_warps=chosen.warps,
         num_stages=chosen.stages,
     )
-    return out if lse is None else merge(parts, lse, out)
+    return out if splits == 1 else merge(parts, lse, out)
 
 
 def merge(parts: torch.Tensor, lse: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """parts [T, Hq, splits, D], each a mean weighted within its split, and the splits' lse [T, Hq, splits] -> out [T, Hq, D]."""
     tokens, heads, splits, head_dim = parts.shape
     require_listed(Merge(dtype_name(out.dtype), head_dim), out.device)
-    merge_kernel[(tokens * heads,)](parts, lse, out, splits, D=head_dim, BLOCK_D=block_dim(head_dim), BLOCK_S=MERGE_SPLITS, num_warps=2)
+    rows, block = tokens * heads, merge_rows()
+    merge_kernel[(ceil_div(rows, block),)](
+        parts, lse, out, rows, splits, D=head_dim, BLOCK_D=block_dim(head_dim), BLOCK_R=block, BLOCK_S=MERGE_SPLITS, num_warps=4
+    )
     return out
+
+
+def _partials(out: torch.Tensor, splits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each split will find: parts [T, Hq, splits, D] and lse [T, Hq, splits]. Unsplit, nobody writes them: one element stands in."""
+    dtype = compute_dtype(out.dtype)
+    if splits == 1:
+        unused = _unused(dtype, out.device)
+        return unused, unused
+    tokens, heads, head_dim = out.shape
+    parts = torch.empty(tokens, heads, splits, head_dim, dtype=dtype, device=out.device)
+    return parts, torch.empty(tokens, heads, splits, dtype=dtype, device=out.device)
+
+
+@lru_cache
+def _unused(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(1, dtype=dtype, device=device)
 
 
 def _codes(store: RowStore) -> tuple[torch.Tensor, int]:

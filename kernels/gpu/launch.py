@@ -17,6 +17,7 @@ from kernels.rows import RowStore
 
 ALIGNMENT_BYTES = 16  # what the compile gate promises the kernels about the pointers they read rows through
 SMALLEST_KEYS = 16  # interpreted, a key tile is as small as a dot allows, so that short tests cross many tiles
+MERGE_ROWS_INTERPRETED = 16
 interpreted = bool(INTERPRETED)
 
 
@@ -48,11 +49,18 @@ def require_fp8(device: torch.device) -> None:
         return
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < (8, 9):
-        raise BackendUnavailable(f"codec fp8 needs compute capability 8.9 or above and this GPU has {major}.{minor}: use int8 or q8_0, or backend=reference")
+        raise BackendUnavailable(
+            f"codec fp8 needs compute capability 8.9 or above and this GPU has {major}.{minor}: use int8 or q8_0, or backend=reference"
+        )
 
 
 def keys_of(chosen: Tuning) -> int:
     return SMALLEST_KEYS if interpreted else chosen.keys
+
+
+def merge_rows() -> int:
+    """Rows that one program of the merge handles. One on a GPU, where a decode step has few; more where programs run one by one."""
+    return MERGE_ROWS_INTERPRETED if interpreted else 1
 
 
 @lru_cache
@@ -62,7 +70,7 @@ def processors(device: torch.device) -> int:
 
 
 def pitched(x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """x [T, H, D] and its pitch: heads from one token to the next. Copied if its rows do not lie at whole heads, or off a 16-byte boundary."""
+    """x [T, H, D] and its pitch, the heads from one token to the next. Copied if rows lie off whole heads or off 16-byte boundaries."""
     token, head, lane = x.stride()
     width = x.shape[2]
     regular = lane == 1 and (head == width or x.shape[1] == 1) and token % width == 0

@@ -6,11 +6,16 @@ import torch
 
 from kernels.gpu.launch import ceil_div, dtype_name, require_listed
 from kernels.gpu.pointwise import gated_kernel, rms_norm_kernel, rope_kernel
-from kernels.gpu.specialisations import Pointwise, block_dim, head_block, power_of_two
+from kernels.gpu.specialisations import Pointwise, block_dim, power_of_two, row_block
 
 NORM_VALUES = 2048  # values that one program of rms_norm handles, when a row is shorter than that
 GATED_BLOCK = 1024
 SMALLEST_BLOCK = 64
+
+
+def norm_rows(block: int) -> int:
+    """Rows that one program of rms_norm handles."""
+    return max(1, NORM_VALUES // block)
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -19,19 +24,20 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     require_listed(Pointwise("rope", dtype_name(x.dtype), block), x.device)
     x = x if x.stride(2) == 1 else x.contiguous()
     out = torch.empty(tokens, heads, head_dim, dtype=x.dtype, device=x.device)
-    some = head_block(head_dim)
-    rope_kernel[(tokens, ceil_div(heads, some))](
+    some = row_block(head_dim)
+    rope_kernel[(ceil_div(tokens * heads, some),)](
         x,
         cos.contiguous(),
         sin.contiguous(),
         out,
+        tokens * heads,
         heads,
         head_dim,
         cos.shape[1],
         x.stride(0),
         x.stride(1),
         BLOCK_D=block,
-        BLOCK_H=some,
+        BLOCK_R=some,
         num_warps=4,
     )
     return out
@@ -45,7 +51,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
     rows, inner, outer_stride, inner_stride, x = _strided_rows(x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = x if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    some = max(1, NORM_VALUES // block)
+    some = norm_rows(block)
     rms_norm_kernel[(ceil_div(rows, some),)](
         x,
         None if residual is None else residual.contiguous(),

@@ -6,38 +6,40 @@ import triton.language as tl
 from kernels.gpu.tiles import logistic, narrow, widen
 
 
-@triton.jit(do_not_specialize=["heads", "head_dim", "rotated", "token_stride", "head_stride"])
+@triton.jit(do_not_specialize=["count", "heads", "head_dim", "rotated", "token_stride", "head_stride"])
 def rope_kernel(
     x,  # [T, heads, head_dim] with the strides given, unit stride over head_dim
     cos,  # [T, rotated] float32
     sin,
     out,  # [T, heads, head_dim]
+    count,  # T * heads
     heads,
     head_dim,
     rotated,  # pairs: lane i turns with lane rotated + i, lanes from 2 * rotated on stay as they are
     token_stride,
     head_stride,
     BLOCK_D: tl.constexpr,
-    BLOCK_H: tl.constexpr,
+    BLOCK_R: tl.constexpr,
 ):
     DTYPE: tl.constexpr = out.dtype.element_ty
-    token = tl.program_id(0).to(tl.int64)
-    head = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)).to(tl.int64)
-    live = (head < heads)[:, None]
-    pair = tl.arange(0, BLOCK_D // 2)
-    source = x + token * token_stride + head[:, None] * head_stride
-    target = out + (token * heads + head)[:, None] * head_dim
-    kept = live & (pair < rotated)[None, :]
-    first = widen(tl.load(source + pair[None, :], mask=kept, other=0.0))
-    second = widen(tl.load(source + rotated + pair[None, :], mask=kept, other=0.0))
-    c = tl.load(cos + token * rotated + pair, mask=pair < rotated, other=0.0).to(first.dtype)[None, :]
-    s = tl.load(sin + token * rotated + pair, mask=pair < rotated, other=0.0).to(first.dtype)[None, :]
-    tl.store(target + pair[None, :], narrow(first * c - second * s, DTYPE), mask=kept)
-    tl.store(target + rotated + pair[None, :], narrow(second * c + first * s, DTYPE), mask=kept)
+    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    live = (row < count)[:, None]
+    pair = tl.arange(0, BLOCK_D // 2)[None, :]
+    token = row // heads
+    source = x + (token * token_stride + row % heads * head_stride)[:, None]
+    target = out + row[:, None] * head_dim
+    angle = token[:, None] * rotated + pair
+    kept = live & (pair < rotated)
+    first = widen(tl.load(source + pair, mask=kept, other=0.0))
+    second = widen(tl.load(source + rotated + pair, mask=kept, other=0.0))
+    c = tl.load(cos + angle, mask=kept, other=0.0).to(first.dtype)
+    s = tl.load(sin + angle, mask=kept, other=0.0).to(first.dtype)
+    tl.store(target + pair, narrow(first * c - second * s, DTYPE), mask=kept)
+    tl.store(target + rotated + pair, narrow(second * c + first * s, DTYPE), mask=kept)
     if 2 * rotated < head_dim:
-        lane = tl.arange(0, BLOCK_D)
-        rest = live & ((lane >= 2 * rotated) & (lane < head_dim))[None, :]
-        tl.store(target + lane[None, :], tl.load(source + lane[None, :], mask=rest, other=0.0), mask=rest)
+        lane = tl.arange(0, BLOCK_D)[None, :]
+        rest = live & (lane >= 2 * rotated) & (lane < head_dim)
+        tl.store(target + lane, tl.load(source + lane, mask=rest, other=0.0), mask=rest)
 
 
 @triton.jit(do_not_specialize=["rows", "features", "inner", "outer_stride", "inner_stride"])

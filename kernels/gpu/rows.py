@@ -1,6 +1,6 @@
 """Rows into and out of a store: encode and scatter, decode and gather.
 
-One program moves one token's rows, a block of heads at a time. It does not know which token, or whether K was rotated.
+A row here is one head of one token; a program moves a block of them. It does not know which tokens, or whether K was rotated.
 """
 
 import triton
@@ -24,7 +24,7 @@ def as_half(x):
 
 @triton.jit
 def first_largest(groups, WIDTH: tl.constexpr):
-    """The signed value of largest magnitude of each group [H, S, WIDTH] -> [H, S, 1]; of equals, the first."""
+    """The signed value of largest magnitude of each group [R, S, WIDTH] -> [R, S, 1]; of equals, the first."""
     size = tl.abs(groups)
     lane = tl.arange(0, WIDTH)[None, None, :]
     at = tl.min(tl.where(size == tl.max(size, axis=2)[:, :, None], lane, WIDTH), axis=2)
@@ -44,26 +44,28 @@ def fp8_codes(x):
     return (tl.where(x != x, 127, code) + sign).to(tl.uint8)
 
 
-@triton.jit(do_not_specialize=["heads", "pitch"])
+@triton.jit(do_not_specialize=["count", "heads", "pitch"])
 def write_kernel(
     rows,  # [T, pitch, D]; the heads to write are the first of each token's pitch
     slots,  # [T] int64
     codes,  # [N, heads, codes of one head]
     scales,  # [N, heads, scales of one head] or None
+    count,  # T * heads
     heads,
     pitch,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    BLOCK_H: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     CODEC: tl.constexpr,
 ):
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     lane = tl.arange(0, BLOCK_D)
-    live = head < heads
+    live = row < count
     kept = live[:, None] & (lane < D)[None, :]
+    token = row // heads
+    head = row % heads
     loaded = tl.load(rows + (token * pitch + head)[:, None] * D + lane[None, :], mask=kept, other=0.0)
-    target = tl.load(slots + token).to(tl.int64) * heads + head  # [BLOCK_H] rows of the store, one per head
+    target = tl.load(slots + token, mask=live, other=0).to(tl.int64) * heads + head  # [BLOCK_R] rows of the store
     flat = codes + target[:, None] * D + lane[None, :]
 
     if CODEC == "raw":
@@ -73,7 +75,7 @@ def write_kernel(
     elif CODEC == "int8":
         x = widen(loaded)
         amax = tl.max(tl.abs(x), axis=1)
-        step = divide(amax, tl.full([BLOCK_H], INT8_TOP, x.dtype)).to(tl.float32)
+        step = divide(amax, tl.full([BLOCK_R], INT8_TOP, x.dtype)).to(tl.float32)
         code = step_codes(x, step.to(x.dtype)[:, None])
         tl.store(flat, tl.minimum(tl.maximum(code, -INT8_TOP), INT8_TOP).to(tl.int8), mask=kept)
         tl.store(scales + target, step, mask=live)
@@ -81,43 +83,43 @@ def write_kernel(
         WIDTH: tl.constexpr = min(GROUP_VALUES, BLOCK_D)
         GROUPS: tl.constexpr = BLOCK_D // WIDTH
         PER_ROW: tl.constexpr = (D + GROUP_VALUES - 1) // GROUP_VALUES
-        x = tl.reshape(widen(loaded), [BLOCK_H, GROUPS, WIDTH])  # lanes past D are zeros: they change neither amax nor a kept code
+        x = tl.reshape(widen(loaded), [BLOCK_R, GROUPS, WIDTH])  # lanes past D are zeros: they change neither amax nor a kept code
         if CODEC == "q8_0":
-            step = as_half(divide(tl.max(tl.abs(x), axis=2), tl.full([BLOCK_H, GROUPS], INT8_TOP, x.dtype)))[:, :, None]
-            code = tl.reshape(step_codes(x, step.to(x.dtype)), [BLOCK_H, BLOCK_D])
+            step = as_half(divide(tl.max(tl.abs(x), axis=2), tl.full([BLOCK_R, GROUPS], INT8_TOP, x.dtype)))[:, :, None]
+            code = tl.reshape(step_codes(x, step.to(x.dtype)), [BLOCK_R, BLOCK_D])
             tl.store(flat, tl.minimum(tl.maximum(code, -INT8_TOP), INT8_TOP).to(tl.int8), mask=kept)
         else:
             step = as_half(first_largest(x, WIDTH) * -0.125)
-            code = tl.reshape(step_codes(x, step.to(x.dtype)), [BLOCK_H, BLOCK_D])
+            code = tl.reshape(step_codes(x, step.to(x.dtype)), [BLOCK_R, BLOCK_D])
             nibble = tl.where(kept, tl.minimum(tl.maximum(code + 8.0, 0.0), 15.0), 0.0).to(tl.uint8)
-            low, high = tl.split(tl.reshape(nibble, [BLOCK_H, BLOCK_D // 2, 2]))
+            low, high = tl.split(tl.reshape(nibble, [BLOCK_R, BLOCK_D // 2, 2]))
             BYTES: tl.constexpr = (D + 1) // 2
             byte = tl.arange(0, BLOCK_D // 2)
             packed = codes + target[:, None] * BYTES + byte[None, :]
             tl.store(packed, low | (high << 4), mask=live[:, None] & (byte < BYTES)[None, :])
         group = tl.arange(0, GROUPS)
         addresses = scales + target[:, None] * PER_ROW + group[None, :]
-        tl.store(addresses, tl.reshape(step, [BLOCK_H, GROUPS]), mask=live[:, None] & (group < PER_ROW)[None, :])
+        tl.store(addresses, tl.reshape(step, [BLOCK_R, GROUPS]), mask=live[:, None] & (group < PER_ROW)[None, :])
 
 
-@triton.jit(do_not_specialize=["heads"])
+@triton.jit(do_not_specialize=["count", "heads"])
 def read_kernel(
     codes,
     scales,
     slots,  # [n] int64
     out,  # [n, heads, D]
+    count,  # n * heads
     heads,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    BLOCK_H: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     CODEC: tl.constexpr,
 ):
     DTYPE: tl.constexpr = out.dtype.element_ty
-    WIDE: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.float32
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    WIDE: tl.constexpr = tl.float64 if DTYPE.is_fp64() else tl.float32
+    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     lane = tl.arange(0, BLOCK_D)
-    live = head < heads
-    source = tl.load(slots + token).to(tl.int64) * heads + head
+    live = row < count
+    source = tl.load(slots + row // heads, mask=live, other=0).to(tl.int64) * heads + row % heads
     values = load_decoded(codes, scales, source, live, CODEC, D, BLOCK_D, WIDE)
-    tl.store(out + (token * heads + head)[:, None] * D + lane[None, :], narrow(values, DTYPE), mask=live[:, None] & (lane < D)[None, :])
+    tl.store(out + row[:, None] * D + lane[None, :], narrow(values, DTYPE), mask=live[:, None] & (lane < D)[None, :])

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-SCALED = ("int8", "q8_0", "q4_0")
 DECODE_ROWS = 16  # the smallest tile of query rows that matrix instructions take
 PREFILL_ROWS = 64
 WIDEST_ROWS = 128
@@ -30,12 +29,11 @@ class Attend:
     rows: int  # query rows of a tile
     windowed: bool = False
     softcapped: bool = False
-    split: bool = False
 
     @property
     def name(self) -> str:
         codecs = self.codec_k if self.codec_k == self.codec_v else f"{self.codec_k}/{self.codec_v}"
-        flags = "".join(f" {flag}" for flag in ("windowed", "softcapped", "split") if getattr(self, flag))
+        flags = "".join(f" {flag}" for flag in ("windowed", "softcapped") if getattr(self, flag))
         return f"attend {self.layout} {codecs} {self.dtype} head_dim={self.head_dim} rows={self.rows}{flags}"
 
 
@@ -111,8 +109,8 @@ def block_dim(head_dim: int) -> int:
     return max(16, power_of_two(head_dim))
 
 
-def head_block(head_dim: int) -> int:
-    """Heads that one program of write_rows, read_rows and rope handles: about 2,048 values."""
+def row_block(head_dim: int) -> int:
+    """Rows (one head of one token) that one program of write_rows, read_rows and rope handles: about 2,048 values."""
     return max(1, 2048 // block_dim(head_dim))
 
 
@@ -120,7 +118,9 @@ def query_rows(group: int, tokens: int, spans: int) -> int:
     """Rows of a query tile, from constants of the plan: the query heads of a KV head times the mean span."""
     wanted = group * -(-tokens // spans)
     if group > WIDEST_ROWS:
-        raise ValueError(f"{group} query heads share a KV head: the triton kernels pack at most {WIDEST_ROWS} into a tile; use backend=reference")
+        raise ValueError(
+            f"{group} query heads share a KV head: the triton kernels pack at most {WIDEST_ROWS} into a tile; use backend=reference"
+        )
     if wanted <= DECODE_ROWS:
         return DECODE_ROWS
     return PREFILL_ROWS if group <= PREFILL_ROWS else WIDEST_ROWS
@@ -138,58 +138,44 @@ def key_splits(planned: int, programs: int, longest: int, processors: int) -> in
 
 
 def tuning(spec: Attend, amd: bool) -> Tuning:
-    """A key tile of 64 rows of at most 256 bytes, half of that above; narrow tiles keep one more load in flight (not on AMD, whose LDS is 64 KiB)."""
+    """A key tile of 64 rows, 32 of long or float32 rows. Decode tiles keep one more load in flight, but not in AMD's 64 KiB of LDS."""
     wide = block_dim(spec.head_dim) > 128 or spec.dtype == "float32"
     warps = 8 if spec.rows > DECODE_ROWS and block_dim(spec.head_dim) > 128 else 4
     stages = 3 if spec.rows == DECODE_ROWS and not amd else 2
     return Tuning(32 if wide else 64, warps, stages)
 
 
-CODEC_PAIRS = (*((name, name) for name in ("raw", "int8", "q8_0", "q4_0", "fp8")), ("q8_0", "q4_0"), ("int8", "q4_0"))
+CODEC_NAMES = ("raw", "int8", "q8_0", "q4_0", "fp8")
+CODEC_PAIRS = (*((name, name) for name in CODEC_NAMES), ("q8_0", "q4_0"))
 HEAD_DIMS = (64, 80, 96, 128, 256)
+DTYPES = ("bfloat16", "float16", "float32")
 
 
 def _attention() -> frozenset[Attend]:
-    rows, yes_no = (DECODE_ROWS, PREFILL_ROWS), (False, True)
-    stored = ("dense", "paged")
-    forms = {
-        Attend(layout, *codecs, "bfloat16", d, m, windowed, False, split)
-        for layout, codecs, d, m, windowed, split in product(stored, CODEC_PAIRS, (64, 128), rows, yes_no, yes_no)
-    }
-    forms |= {  # the other head sizes, without a window
-        Attend(layout, codec, codec, "bfloat16", d, m, False, False, split)
-        for layout, codec, d, m, split in product(stored, ("raw", "int8", "q4_0"), (80, 96, 256), rows, yes_no)
-    }
-    forms |= {  # Gemma: wide heads, windows on some layers, and in the second generation a softcap
-        Attend(layout, codec, codec, "bfloat16", 256, m, windowed, softcapped, False)
-        for layout, codec, m, windowed, softcapped in product(stored, ("raw", "int8"), rows, yes_no, yes_no)
-    }
-    forms |= {
-        Attend(layout, codec, codec, dtype, d, m, False, False, split)
-        for layout, codec, dtype, d, m, split in product(stored, ("raw", "int8", "q4_0"), ("float16", "float32"), (64, 128), rows, yes_no)
-    }
-    forms |= {
-        Attend("packed", "raw", "raw", dtype, d, m, windowed, False, False)
-        for dtype, d, m, windowed in product(("bfloat16", "float16", "float32"), HEAD_DIMS, rows, yes_no)
-    }
-    forms |= {Attend("packed", "raw", "raw", "bfloat16", 256, m, windowed, True, False) for m, windowed in product(rows, yes_no)}
-    forms |= {  # multi-query models with more than 64 query heads
-        Attend(layout, codec, codec, "bfloat16", 64, WIDEST_ROWS, False, False, split)
-        for layout, codec, split in product(stored, ("raw", "int8"), yes_no)
-    }
+    rows, yes_no, stored = (DECODE_ROWS, PREFILL_ROWS), (False, True), ("dense", "paged")
+    forms = {Attend(layout, *codecs, "bfloat16", d, m) for layout, codecs, d, m in product(stored, CODEC_PAIRS, (64, 128), rows)}
+    forms |= {Attend(layout, c, c, "bfloat16", d, m, True) for layout, c, d, m in product(stored, ("raw", "int8"), (64, 128), rows)}
+    forms |= {Attend(layout, c, c, "bfloat16", d, m) for layout, c, d, m in product(stored, ("raw", "int8", "q4_0"), (80, 96, 256), rows)}
+    # Gemma: wide heads, windows on some layers, and in the second generation a softcap.
+    forms |= {Attend(layout, "raw", "raw", "bfloat16", 256, m, w, s) for layout, m, w, s in product(stored, rows, yes_no, yes_no)}
+    forms |= {Attend("paged", "int8", "int8", "bfloat16", 256, m, True, s) for m, s in product(rows, yes_no)}
+    forms |= {Attend(layout, c, c, "float16", d, m) for layout, c, d, m in product(stored, ("raw", "int8"), (64, 128), rows)}
+    forms |= {Attend(layout, c, c, "float32", d, m) for layout, c, d, m in product(stored, ("raw", "int8"), (64, 128), rows)}
+    forms |= {Attend("packed", "raw", "raw", dtype, d, PREFILL_ROWS) for dtype, d in product(DTYPES, HEAD_DIMS)}
+    forms |= {Attend("packed", "raw", "raw", "bfloat16", d, m, w) for d, m, w in product((64, 128), rows, yes_no)}
+    # Multi-query models with more than 64 query heads.
+    forms |= {Attend("paged", c, c, "bfloat16", 64, WIDEST_ROWS) for c in ("raw", "int8")}
     return frozenset(forms)
 
 
 def _others() -> frozenset[Spec]:
-    dtypes = ("bfloat16", "float16", "float32")
-    forms: set[Spec] = {Merge(dtype, d) for dtype, d in product(dtypes, HEAD_DIMS)}
-    forms |= {
-        Rows(op, codec, dtype, d) for op, codec, dtype, d in product(("write", "read"), ("raw", "int8", "q8_0", "q4_0", "fp8"), dtypes, HEAD_DIMS)
-    }
+    forms: set[Spec] = {Merge(dtype, d) for dtype, d in product(DTYPES, HEAD_DIMS)}
+    forms |= {Rows(op, c, "bfloat16", d) for op, c, d in product(("write", "read"), CODEC_NAMES, HEAD_DIMS)}
+    forms |= {Rows(op, c, dtype, d) for op, c, dtype, d in product(("write", "read"), CODEC_NAMES, ("float16", "float32"), (64, 128))}
     forms |= {Copy(word) for word in (1, 8)}
-    forms |= {Pointwise("rope", dtype, block) for dtype, block in product(dtypes, (64, 128, 256))}
-    forms |= {Pointwise(op, dtype, 2**n) for op, dtype, n in product(("rms_norm", "rms_norm residual"), dtypes, range(6, 14))}
-    forms |= {Pointwise(op, dtype, 1024) for op, dtype in product(("gated silu", "gated gelu_tanh"), dtypes)}
+    forms |= {Pointwise("rope", dtype, block) for dtype, block in product(DTYPES, (64, 128, 256))}
+    forms |= {Pointwise(op, dtype, 2**n) for op, dtype, n in product(("rms_norm", "rms_norm residual"), DTYPES, range(6, 14))}
+    forms |= {Pointwise(op, dtype, 1024) for op, dtype in product(("gated silu", "gated gelu_tanh"), DTYPES)}
     return frozenset(forms)
 
 

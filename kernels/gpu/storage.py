@@ -10,7 +10,7 @@ import triton.language as tl
 from kernels.gpu.copy_pages import copy_kernel
 from kernels.gpu.launch import as_bytes_of_code, ceil_div, dtype_name, pitched, require_listed
 from kernels.gpu.rows import read_kernel, write_kernel
-from kernels.gpu.specialisations import Copy, Rows, block_dim, head_block
+from kernels.gpu.specialisations import Copy, Rows, block_dim, row_block
 from kernels.rows import RowStore
 
 WORDS = {8: tl.int64, 1: tl.uint8}
@@ -22,17 +22,18 @@ def write_rows(store: RowStore, slots: torch.Tensor, rows: torch.Tensor) -> None
     tokens, heads, head_dim = rows.shape
     require_listed(Rows("write", store.codec.name, dtype_name(rows.dtype), head_dim), rows.device)
     rows, pitch = pitched(rows)
-    block = head_block(head_dim)
-    write_kernel[(tokens, ceil_div(heads, block))](
+    block = row_block(head_dim)
+    write_kernel[(ceil_div(tokens * heads, block),)](
         rows,
         slots,
         as_bytes_of_code(store),
         store.scales,
+        tokens * heads,
         heads,
         pitch,
         D=head_dim,
         BLOCK_D=block_dim(head_dim),
-        BLOCK_H=block,
+        BLOCK_R=block,
         CODEC=store.codec.name,
         num_warps=4,
     )
@@ -44,16 +45,18 @@ def read_rows(store: RowStore, slots: torch.Tensor) -> torch.Tensor:
     out = torch.empty(slots.shape[0], store.heads, store.head_dim, dtype=store.dtype, device=store.codes.device)
     if slots.shape[0] == 0:
         return out
-    block = head_block(store.head_dim)
-    read_kernel[(slots.shape[0], ceil_div(store.heads, block))](
+    count = slots.shape[0] * store.heads
+    block = row_block(store.head_dim)
+    read_kernel[(ceil_div(count, block),)](
         store.codes,
         store.scales,
         slots,
         out,
+        count,
         store.heads,
         D=store.head_dim,
         BLOCK_D=block_dim(store.head_dim),
-        BLOCK_H=block,
+        BLOCK_R=block,
         CODEC=store.codec.name,
         num_warps=4,
     )
@@ -64,7 +67,9 @@ def copy_pages(stores: list[RowStore], sources: torch.Tensor, targets: torch.Ten
     """Copy whole pages as bytes: one launch for every tensor of every store whose pages are whole 8-byte words, one for the rest."""
     if sources.shape[0] == 0:
         return
-    pages = [(tensor, _page_bytes(tensor, store.page_size)) for store in stores for tensor in (store.codes, store.scales) if tensor is not None]
+    pages = [
+        (tensor, _page_bytes(tensor, store.page_size)) for store in stores for tensor in (store.codes, store.scales) if tensor is not None
+    ]
     for word, dtype in WORDS.items():
         chosen = [(t.data_ptr(), size // word) for t, size in pages if _widest_word(t, size) == word]
         if not chosen:

@@ -22,9 +22,9 @@ LOG2E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def widen(x):
     """x in the dtype that arithmetic runs in: float64 stays, everything else becomes float32."""
-    if x.dtype == tl.float64:
+    if x.dtype.is_fp64():
         return x
-    if INTERPRETED and x.dtype == tl.bfloat16:
+    if INTERPRETED and x.dtype.is_bf16():
         return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)
 
@@ -32,7 +32,7 @@ def widen(x):
 @triton.jit
 def narrow(x, DTYPE: tl.constexpr):
     """x rounded to DTYPE, ties to even."""
-    if INTERPRETED and DTYPE == tl.bfloat16:
+    if INTERPRETED and DTYPE.is_bf16():
         bits = x.to(tl.uint32, bitcast=True)
         bits = tl.where(x != x, 0x7FC00000, bits + 0x7FFF + ((bits >> 16) & 1))
         return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
@@ -42,7 +42,7 @@ def narrow(x, DTYPE: tl.constexpr):
 @triton.jit
 def as_operand(x, DTYPE: tl.constexpr):
     """x rounded to DTYPE, in the form that `dot` takes."""
-    if INTERPRETED and DTYPE == tl.bfloat16:
+    if INTERPRETED and DTYPE.is_bf16():
         return widen(narrow(x, DTYPE))
     return narrow(x, DTYPE)
 
@@ -56,7 +56,7 @@ def dot(a, b, total):
 @triton.jit
 def divide(a, b):
     """a / b rounded once: the plain operator may compile to an approximate division."""
-    if a.dtype == tl.float64:
+    if a.dtype.is_fp64():
         return a / b
     return tl.div_rn(a, b)
 
@@ -64,7 +64,7 @@ def divide(a, b):
 @triton.jit
 def round_even(x):
     """x to the nearest integer, ties to even, for |x| below 2^22; larger magnitudes stay large."""
-    if x.dtype == tl.float64:
+    if x.dtype.is_fp64():
         return (x + 6755399441055744.0) - 6755399441055744.0  # 1.5 * 2^52: the sum has no bits left for a fraction
     return (x + 12582912.0) - 12582912.0  # 1.5 * 2^23
 
@@ -146,13 +146,15 @@ def load_decoded(codes, scales, rows, live, CODEC: tl.constexpr, D: tl.constexpr
 
 
 @triton.jit
-def load_operand(codes, scales, rows, live, CODEC: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr):
+def load_operand(
+    codes, scales, rows, live, CODEC: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr
+):
     """Decoded rows as a dot operand [N, BLOCK_D]: raw and fp8 exactly, the scaled codecs rounded once to DTYPE."""
     if CODEC == "raw":
         loaded = load_codes(codes, rows, live, D, BLOCK_D)
-        return widen(loaded) if INTERPRETED and DTYPE == tl.bfloat16 else loaded
+        return widen(loaded) if INTERPRETED and DTYPE.is_bf16() else loaded
     values = load_decoded(codes, scales, rows, live, CODEC, D, BLOCK_D, WIDE)
-    if DTYPE == tl.float16:
+    if DTYPE.is_fp16():
         values = tl.minimum(tl.maximum(values, -HALF_TOP), HALF_TOP)  # code * scale may round past the largest float16
     return as_operand(values, DTYPE)
 

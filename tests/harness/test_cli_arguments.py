@@ -38,7 +38,7 @@ def test_flags_and_their_values_are_kept_and_put_where_the_parser_wants_them():
     ]
 
 
-@pytest.mark.parametrize("value", ["epoch=9-step=8.ckpt", "1e-4", "a, b", "on", "it's", 'say "x"', "back\\slash", 'end\\', "${x}", "[a]"])
+@pytest.mark.parametrize("value", ["epoch=9-step=8.ckpt", "1e-4", "a, b", "on", "it's", 'say "x"', "back\\slash", "end\\", "${x}", "[a]"])
 def test_a_text_reaches_the_configuration_letter_for_letter(value):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -51,7 +51,7 @@ def test_null_is_not_made_a_text():
 
 
 def test_a_sweep_over_texts_splits_at_commas_and_quotes_each():
-    assert hydra_arguments(["-m", "data.path=a=1.txt,'b,c.txt',d"], TEXT)[0] == "++data.path=\"a=1.txt\",'b,c.txt',\"d\""
+    assert hydra_arguments(["-m", "data.path=a=1.txt,'b,c.txt',d"], TEXT)[0] == '++data.path="a=1.txt",\'b,c.txt\',"d"'
     assert hydra_arguments(["-m", "data.path=choice(a,b)"], TEXT)[0] == "++data.path=choice(a,b)"
 
 

@@ -16,7 +16,7 @@ from strategies.geometry import CacheFull, Stats
 @promise("A", "A04", "A10", "A02")
 def capacity_comes_back_after_any_life(subject: Subject) -> None:
     """Grow, fork, cut, abort, close in uneven pieces, twice over: the cache then holds exactly as many sequences as a fresh one."""
-    world = _tight(subject, 3)
+    world = _tight(subject, 6)
     length = _unit(subject)
     fresh = world.capacity(length)
     for round_ in range(2):
@@ -38,13 +38,10 @@ def capacity_comes_back_after_any_life(subject: Subject) -> None:
 @promise("A", "A04")
 def cutting_gives_capacity_back(subject: Subject) -> None:
     """A sequence cut to a few tokens leaves as much room as one that never was longer; asked back by filling."""
-    geometry = subject.geometry()
-    facts = stored(subject, geometry)
-    long, short = _tight(subject, 4), _tight(subject, 4)
-    length = _unit(subject)
+    geometry = subject.rewindable(1, head_dim=8)
+    facts, length = stored(subject, geometry), _unit(subject)
+    long, short = (World(subject, geometry, World(subject, geometry).raw.bytes_for([length] * 4, length)) for _ in range(2))
     back = int(min(facts.rewind, length - 2))
-    if back < (facts.page_size or 1):
-        raise NotApplicable("declares a rewind shorter than a page")
     for world, size in ((long, length), (short, length - back)):
         world.start(tokens(size), expect=size)
     if long.cache.stats().in_use_bytes == short.cache.stats().in_use_bytes:
@@ -60,12 +57,16 @@ def cutting_gives_capacity_back(subject: Subject) -> None:
 def full_plan_changes_nothing(subject: Subject) -> None:
     """Plans refused for room, alone and in a batch, leave bytes, lengths and every later bit as in a world that never asked."""
     asked, quiet = (_filled(subject) for _ in range(2))
-    for stops in ({0: 200}, {0: 200, 1: 150}, {1: len(asked.logs[1]) + 1, 0: 200}):
+    crowd = [asked.open(expect=_unit(subject)) for _ in range(8)]
+    everyone = dict.fromkeys(crowd, _unit(subject))
+    for stops in (everyone, {0: len(asked.logs[0]) + 1} | everyone, everyone | {1: len(asked.logs[1]) + 2}):
         before = _state(asked)
         full = _refused(asked, stops)
         assert full.short_bytes > 0, f"CacheFull says {full.short_bytes} bytes are short"
         assert set(full.sids) <= set(stops), f"CacheFull names {full.sids}, {list(stops)} had asked"
         assert _state(asked) == before, "a refused plan changed what the cache says of itself"
+    for sid in crowd:
+        asked.close(sid)
     for news in ({0: [5]}, {1: [6]}):
         want, got = _step_or_full(quiet, news), _step_or_full(asked, news)
         assert (want is None) == (got is None), "a refused plan changed what fits"
@@ -98,6 +99,8 @@ def what_was_short_is_enough(subject: Subject) -> None:
 def what_can_never_fit_is_refused_and_others_go_on(subject: Subject) -> None:
     """A sequence larger than the whole budget is refused each time it asks, at once, and the ones behind it are served."""
     world = _tight(subject, 2)
+    if _alone_fits(subject, world.geometry.context):
+        raise NotApplicable("one sequence of the whole context fits the budget")
     big, small = world.open(), world.open(expect=5)
     for _ in range(3):
         _refused(world, {big: world.geometry.context})
@@ -121,9 +124,10 @@ def cancel_at_any_moment_leaks_nothing(subject: Subject) -> None:
     late = world.start(tokens(3), expect=6)
     world.step({late: [1], other: [2]})
     world.close(late)
-    greedy = world.open()
-    _refused(world, {greedy: world.geometry.context})
-    world.close(greedy)
+    crowd = [world.open(expect=_unit(subject)) for _ in range(fresh + 1)]
+    _refused(world, dict.fromkeys(crowd, _unit(subject)))
+    for sid in crowd:
+        world.close(sid)
     world.step({other: [3]})
     world.close(other)
     assert world.capacity(_unit(subject)) == fresh, "a cancelled sequence still holds memory"

@@ -33,7 +33,7 @@ class ScaledFeed:
 
 @dataclass(frozen=True)
 class ConstantFeed:
-    """Every value of q, k and v is the same; the key of position 1 is zero."""
+    """Every value of q and k is `value`, of v one more; the key of position 1 is zero."""
 
     geometry: Geometry
     value: float
@@ -42,7 +42,7 @@ class ConstantFeed:
         shape, count = self.geometry.layers[layer], stop - start
         k = np.full((count, shape.kv_heads, shape.head_dim), self.value)
         k[np.arange(start, stop) == 1] = 0.0
-        return np.full((count, self.geometry.query_heads, shape.head_dim), self.value), k, k + 1.0
+        return np.full((count, self.geometry.query_heads, shape.head_dim), self.value), k, np.full_like(k, self.value + 1.0)
 
 
 @promise("N", "N01", "B04", "L10")

@@ -48,9 +48,7 @@ def memory_handed_on_gives_the_bits_of_fresh_memory(subject: Subject) -> None:
 @promise("L", "L03", "R01")
 def emptied_sequence_is_like_new(subject: Subject) -> None:
     """Truncated to nothing, a sequence answers a second prompt as a new one would, bit for bit, and no row of zeros is attended."""
-    geometry = subject.geometry()
-    if subject.facts(geometry).rewind < 5:
-        raise NotApplicable("declares a rewind shorter than 5 tokens")
+    geometry = subject.rewindable(5)
     emptied, fresh = World(subject, geometry), World(subject, geometry)
     sid = emptied.start(tokens(5), expect=12)
     emptied.truncate(sid, 0)
@@ -85,8 +83,7 @@ def closed_sequences_are_gone(subject: Subject) -> None:
 @promise("L", "L05", "L12", "L14")
 def only_a_prefix_of_the_same_tokens_is_adopted(subject: Subject) -> None:
     """A repeated prompt may be adopted up to its last token; other tokens, or the same after another beginning, never are."""
-    geometry = subject.geometry()
-    world, prompt = World(subject, geometry), _adopting(subject, 12)
+    world, prompt = _roomy(subject), _adopting(subject, 12)
     answers = []
     for _ in range(4):
         sid = world.open(prompt)
@@ -107,8 +104,7 @@ def only_a_prefix_of_the_same_tokens_is_adopted(subject: Subject) -> None:
 @promise("L", "L08")
 def what_was_never_committed_is_never_adopted(subject: Subject) -> None:
     """A prompt that was planned, even attended, and aborted leaves no prefix; one that was half fed leaves at most that half."""
-    prompt = _adopting(subject, 12)
-    world = World(subject, subject.geometry())
+    world, prompt = _roomy(subject), _adopting(subject, 12)
     sid = world.open(prompt)
     plan = world.plan({sid: prompt})
     world.run(plan, {sid: prompt})
@@ -144,11 +140,18 @@ def adopted_memory_is_not_handed_to_others(subject: Subject) -> None:
 
 def _adopting(subject: Subject, length: int) -> list[int]:
     """A prompt that this strategy would adopt when it comes again; NotApplicable when it adopts nothing."""
-    world, prompt = World(subject, subject.geometry()), tokens(length)
+    world, prompt = _roomy(subject), tokens(length)
     world.close(world.start(prompt))
     if world.cache.held(world.open(prompt)) == 0:
         raise NotApplicable("adopts no prefix")
     return prompt
+
+
+def _roomy(subject: Subject) -> World:
+    """Room enough to keep what ended."""
+    geometry = subject.geometry()
+    budget = World(subject, geometry).raw.bytes_for([40] * 5, 40)
+    return World(subject, geometry, budget or None)
 
 
 def _run(world: World) -> list[np.ndarray]:

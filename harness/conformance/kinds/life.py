@@ -61,9 +61,15 @@ def _machine(subject: Subject, budgeted: bool) -> type:
     class Life(RuleBasedStateMachine):
         world: World | None = None
 
-        @initialize(heads=st.sampled_from(HEADS), head_dim=st.sampled_from(HEAD_DIMS), count=st.integers(1, 4), seed=st.integers(0, 3))
-        def born(self, heads: tuple[int, int], head_dim: int, count: int, seed: int) -> None:
-            geometry = subject.geometry(heads=heads, head_dim=head_dim, windows=(None, 4), context=64)
+        @initialize(
+            heads=st.sampled_from(HEADS),
+            head_dim=st.sampled_from(HEAD_DIMS),
+            windows=st.sampled_from(((None, 4), (None, None))),
+            count=st.integers(1, 4),
+            seed=st.integers(0, 3),
+        )
+        def born(self, heads: tuple[int, int], head_dim: int, windows: tuple[int | None, ...], count: int, seed: int) -> None:
+            geometry = subject.geometry(heads=heads, head_dim=head_dim, windows=windows, context=64)
             self.world, self.fresh = _world(subject, geometry, count if budgeted else None)
             self.draws = np.random.default_rng(seed)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from harness.conformance.promise import NotApplicable, promise
 from harness.conformance.subject import Subject
 from harness.conformance.world import World, probe, tokens
-from strategies.geometry import CannotRewind
+from strategies.geometry import CannotRewind, Geometry
 
 
 @promise("P", "P01", "P09")
@@ -40,7 +40,11 @@ def length_counts_tokens_whichever_layer_is_windowed(subject: Subject) -> None:
 @promise("P", "P08")
 def rewind_within_reach_is_exact_and_beyond_it_is_refused(subject: Subject) -> None:
     """Every length within `rewind` of the longest is legal; any other either works exactly or raises CannotRewind and changes nothing."""
-    geometry = subject.geometry(windows=(4, None))
+    for windows in ((4, None), (None, None)):
+        _cut_everywhere(subject, subject.geometry(windows=windows))
+
+
+def _cut_everywhere(subject: Subject, geometry: Geometry) -> None:
     facts = subject.facts(geometry)
     length = min(facts.reach, 60) + 4
     for target in range(length):
@@ -56,10 +60,8 @@ def rewind_within_reach_is_exact_and_beyond_it_is_refused(subject: Subject) -> N
 @promise("P", "P08", "P05")
 def rewind_is_counted_from_the_longest_length(subject: Subject) -> None:
     """Going back, forward and back again within `rewind` of the longest length stays legal; positions follow."""
-    geometry = subject.geometry()
+    geometry = subject.rewindable(1)
     facts = subject.facts(geometry)
-    if facts.rewind == 0:
-        raise NotApplicable("declares no rewind")
     slack = int(min(facts.rewind, 4))
     world = World(subject, geometry)
     sid = world.start(tokens(facts.reach + slack), 4)
@@ -85,8 +87,7 @@ def sinks_keep_their_true_positions(subject: Subject) -> None:
 @promise("P", "P03", "P09")
 def forks_and_rewinds_number_tokens_alike(subject: Subject) -> None:
     """A child counts on from its parent, a rewound sequence from where it was cut; the world checks each plan's integers."""
-    geometry = subject.geometry()
-    world = World(subject, geometry)
+    world = World(subject, subject.rewindable(0))
     parent = world.start(tokens(9), 4)
     child = world.fork(parent)
     world.step({child: [1, 2], parent: [3]})

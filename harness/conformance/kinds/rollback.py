@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.conformance.promise import NotApplicable, promise
-from harness.conformance.subject import Subject
+from harness.conformance.promise import promise
+from harness.conformance.subject import Subject, stored
 from harness.conformance.world import World, tokens
 from strategies.geometry import CannotRewind, Geometry
 
@@ -16,10 +16,8 @@ from strategies.geometry import CannotRewind, Geometry
 @promise("R", "R01", "P08")
 def rewind_by_ones_with_a_fork_at_each_stop(subject: Subject) -> None:
     """Step back one token at a time as far as promised; at each stop a child is forked and both go on differently."""
-    geometry = subject.geometry(windows=(4, None))
+    geometry = subject.rewindable(1, windows=(4, None))
     facts = subject.facts(geometry)
-    if facts.rewind == 0:
-        raise NotApplicable("declares no rewind")
     for length in sorted({facts.reach + 2, facts.reach + 3}):
         world = World(subject, geometry)
         sid = world.start(tokens(length), 4, expect=length + 2)
@@ -33,7 +31,7 @@ def rewind_by_ones_with_a_fork_at_each_stop(subject: Subject) -> None:
 @promise("R", "R01")
 def cut_to_any_length_equals_a_fresh_run(subject: Subject) -> None:
     """Cut to every length within reach and go on: the outputs are those of a fresh cache fed the surviving tokens."""
-    geometry = subject.geometry(heads=(4, 1), head_dim=8)
+    geometry = subject.rewindable(1, heads=(4, 1), head_dim=8)
     facts = subject.facts(geometry)
     length = facts.reach + 1
     reach = int(min(facts.rewind, length, 12))
@@ -99,10 +97,7 @@ def beams_are_reordered_by_fork_and_close(subject: Subject) -> None:
 @promise("R", "R06")
 def each_row_takes_back_its_own_number_of_tokens(subject: Subject) -> None:
     """Three rows get drafts of 4 and keep (4, 1, 0), then (0, 3, 2), then go on: every row equals its own run."""
-    geometry = subject.geometry()
-    if subject.facts(geometry).rewind < 4:
-        raise NotApplicable("declares a rewind shorter than a draft of 4")
-    world = World(subject, geometry)
+    world = World(subject, subject.rewindable(4))
     sids = [world.start(tokens(5 + row, row), expect=24) for row in range(3)]
     for draft, kept in enumerate(((4, 1, 0), (0, 3, 2))):
         world.step({sid: tokens(4, row + 3 + draft) for row, sid in enumerate(sids)})
@@ -115,10 +110,8 @@ def each_row_takes_back_its_own_number_of_tokens(subject: Subject) -> None:
 @promise("R", "R09")
 def rewinding_moves_no_memory(subject: Subject) -> None:
     """Under a budget the tensors keep their address, shape and bytes through feed, cut and feed."""
-    geometry = subject.geometry()
-    facts = subject.facts(geometry)
-    if not facts.stores:
-        raise NotApplicable("stores nothing")
+    geometry = subject.rewindable(0)
+    facts = stored(subject, geometry)
     world = World(subject, geometry, World(subject, geometry).raw.bytes_for([facts.reach + 8], facts.reach + 8))
     before = [(tensor.data_ptr(), tensor.shape) for tensor in world.cache.tensors()]
     sid = world.start(tokens(facts.reach + 4), 8, expect=facts.reach + 8)

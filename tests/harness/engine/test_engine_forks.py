@@ -64,6 +64,7 @@ def test_rows_of_wrong_guesses_are_given_back(toy, make_prompt):
     cache = toy.cache("paged", page_size=1)
     log = toy.engine(cache).run([Request(0, make_prompt(0, 5), 6, temperature=3.0, draft_tokens=4)])
     assert sum(step.tokens_fed for step in log.steps) > 5 + 6 - 1  # some guesses were wrong
+    assert sum(step.tokens_recomputed for step in log.steps) == 0  # another token in the same place is new work
     for step in log.steps[:-1]:
         emitted = sum(token.step <= step.step for token in log.tokens)
         assert step.kv_live_bytes == (5 + emitted - 1) * toy.row_bytes

@@ -29,6 +29,7 @@ def test_preemption_changes_neither_tokens_nor_reasons(toy, make_prompt):
     assert big.preemptions == 0
     assert small.completions == big.completions
     assert sum(step.tokens_recomputed for step in log.steps) > 0
+    assert sum(step.decode_tokens_fed for step in log.steps) == sum(token.phase == "decode" for token in log.tokens)
     assert cache.stats().in_use_bytes == 0
 
 
@@ -38,8 +39,11 @@ def test_preemption_changes_neither_tokens_nor_reasons(toy, make_prompt):
 def test_any_pool_that_holds_the_longest_sequence_gives_the_same_answers(toy, make_prompt, usable, step_tokens, extra):
     requests = [Request(2 * row, make_prompt(row, 3 + 2 * row), 8, **extra) for row in range(3)]
     engine = toy.engine(toy.cache("paged", **pages(toy, usable)), step_tokens)
-    engine.run(requests)
+    log = engine.run(requests)
     assert {id_: done.tokens for id_, done in engine.completions.items()} == toy.answers(toy.cache("none"), requests)
+    fed_first_time = sum(step.tokens_fed - step.tokens_recomputed for step in log.steps)
+    needed = sum(len(request.prompt) + request.samples * (request.max_new_tokens - 1) for request in requests)
+    assert fed_first_time >= needed if "draft_tokens" in extra else fed_first_time == needed  # wrong guesses come on top
 
 
 @pytest.mark.parametrize("slab", ["max", "pow2", "exact", "growth"])

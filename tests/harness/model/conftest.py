@@ -31,9 +31,8 @@ def saved(transformers, tmp_path) -> Callable[..., tuple[object, Path]]:
     """saved(kind, **config) -> a random transformers model with that config, and the folder it was saved to."""
 
     def build(kind: str, shard: str = "50GB", **changes) -> tuple[object, Path]:
-        config = getattr(transformers, f"{kind}Config")(
-            **{**SIZES, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": None, **changes}
-        )
+        make_config = getattr(transformers, "Gemma3TextConfig" if kind == "Gemma3" else f"{kind}Config")
+        config = make_config(**{**SIZES, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": None, **changes})
         torch.manual_seed(0)
         model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
         for name, parameter in model.named_parameters():

@@ -1,0 +1,158 @@
+"""The same workload on a strategy and on its reference, again and again, side by side in one process.
+
+It does not know what a strategy is: it is handed two things to run, and compares the event logs that they return.
+
+Machine noise drifts, so the two are run in pairs, in random order within each pair, and compared pair by pair. First use
+(compiling, allocating, paging in) is paid before the first pair and reported apart. When both are the same thing, the
+result is the noise floor.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from harness.engine.events import EventLog
+from harness.errors import UserError
+from harness.measure.clock import Clock, Conditions, quiet
+from harness.measure.compare import BETTER, LOWER, MIN_PAIRS, Comparison, compare, noise_floor
+from harness.measure.metrics import SUMMARY_KEYS, TIMINGS, metrics, quantile
+
+MEDIANS = {"itl_s": "itl_p50_s"}  # steadier than the mean on a busy machine, blind to rare slow steps
+DIRECTIONS = {**BETTER, **dict.fromkeys(MEDIANS.values(), LOWER)}
+Run = Callable[[], EventLog]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """All runs of one side, in the order of the pairs. `first_use_s` is what the very first run took beyond a usual one."""
+
+    logs: tuple[EventLog, ...]
+    timings: tuple[dict[str, float | None], ...]  # of each run
+    first_run_s: float
+    first_use_s: float
+
+    def of(self, name: str) -> list[float | None]:
+        """One value of this timing per run; None where a run has none."""
+        return [run[name] for run in self.timings]
+
+    @property
+    def typical(self) -> EventLog:
+        """The run of median duration (the faster of the middle two): one run whose numbers belong together."""
+        order = sorted(range(len(self.logs)), key=lambda run: self.timings[run]["wall_s"])
+        return self.logs[order[(len(order) - 1) // 2]]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The raw result: strategy.logs[i] and reference.logs[i] were taken side by side; order[i] says which ran first."""
+
+    strategy: Samples
+    reference: Samples
+    order: tuple[str, ...]
+    elapsed_s: float
+    conditions: Conditions
+
+    @property
+    def pairs(self) -> int:
+        return len(self.order)
+
+    def compared(self, floors: dict[str, float] | None = None) -> dict[str, Comparison]:
+        """The verdict on each timing that both sides have in every run. floors: noise floor by name, where it was measured."""
+        floors = {} if floors is None else floors
+        return {name: compare(*both, DIRECTIONS[name], floors.get(name)) for name, both in self._comparable().items()}
+
+    def floors(self) -> dict[str, float]:
+        """Noise floor by timing, for a result whose two sides are the same thing."""
+        return {name: noise_floor(*both) for name, both in self._comparable().items()}
+
+    def raw(self) -> dict[str, dict[str, list[float | None]]]:
+        """Every sample, by side and timing, in the order of the pairs."""
+        return {side: {name: samples.of(name) for name in DIRECTIONS} for side, samples in self._sides()}
+
+    def _sides(self) -> tuple[tuple[str, Samples], tuple[str, Samples]]:
+        return (("strategy", self.strategy), ("reference", self.reference))
+
+    def _comparable(self) -> dict[str, tuple[list[float], list[float]]]:
+        both = {name: (self.strategy.of(name), self.reference.of(name)) for name in DIRECTIONS}
+        return {name: sides for name, sides in both.items() if all(value is not None and value > 0 for side in sides for value in side)}
+
+
+def timings(log: EventLog) -> dict[str, float | None]:
+    """One number per timing for one run: distributions by their mean, and the median where it is steadier."""
+    found = metrics(log, 0, None, None)
+    numbers = {name: found[name]["mean"] if isinstance(found[name], dict) else found[name] for name in TIMINGS}
+    return numbers | {median: found[name][SUMMARY_KEYS[1]] for name, median in MEDIANS.items()}
+
+
+def measure_pairs(
+    strategy: Run,
+    reference: Run,
+    clock: Clock,
+    seed: int,
+    pairs: int = MIN_PAIRS,
+    seconds: float = 30.0,
+    warmup: int = 1,
+    threads: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, least: None,
+) -> Paired:
+    """Take at least `pairs` pairs, then more while another one fits into `seconds`.
+
+    strategy, reference: run the workload once, on a fresh cache, with the same prompts. warmup: uncounted runs of each side
+    first. seed decides the order within pairs. threads: of torch, None = as they are. progress(pairs done, pairs or more).
+    UserError for limits that leave nothing to compare.
+    """
+    if pairs < MIN_PAIRS:
+        raise UserError(f"measure.pairs={pairs}: an interval needs {MIN_PAIRS} pairs or more")
+    if warmup < 1:
+        raise UserError(f"measure.warmup={warmup}: use 1 or more, so that first use stays out of the samples")
+    runs = {"strategy": strategy, "reference": reference}
+    rng = random.Random(seed)
+    with quiet(threads) as conditions, _old_objects_left_alone():
+        first_s = {name: _warm(run, warmup) for name, run in runs.items()}
+        start_s = clock.now()
+        logs: dict[str, list[EventLog]] = {name: [] for name in runs}
+        order: list[str] = []
+        longest_s = 0.0
+        while len(order) < pairs or clock.now() - start_s + longest_s <= seconds:
+            pair_s = clock.now()
+            names = rng.sample(list(runs), 2)
+            for name in names:
+                logs[name].append(_once(runs[name]))
+            order.append(names[0])
+            longest_s = max(longest_s, clock.now() - pair_s)
+            progress(len(order), pairs)
+        elapsed_s = clock.now() - start_s
+    sides = [_samples(logs[name], first_s[name]) for name in runs]
+    return Paired(*sides, tuple(order), elapsed_s, conditions)
+
+
+@contextmanager
+def _old_objects_left_alone() -> Iterator[None]:
+    """Collections inside this look at new objects only: they take milliseconds instead of most of a second."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _once(run: Run) -> EventLog:
+    """One run that begins with no garbage: a cache of an earlier run may be part of a cycle, and collection is off while timing."""
+    gc.collect()
+    return run()
+
+
+def _warm(run: Run, runs: int) -> float:
+    """Run `runs` times -> seconds that the steps of the first run took."""
+    first, *_ = [_once(run) for _ in range(runs)]
+    return timings(first)["wall_s"]
+
+
+def _samples(logs: list[EventLog], first_run_s: float) -> Samples:
+    found = tuple(timings(log) for log in logs)
+    usual_s = quantile([run["wall_s"] for run in found], 0.5)
+    return Samples(tuple(logs), found, first_run_s, max(0.0, first_run_s - usual_s))
