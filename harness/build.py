@@ -80,11 +80,12 @@ def parse(config: Mapping[str, Any]) -> Settings:
         raise UserError(f"the configuration has no {missing[0]}: choose one with {missing[0]}=NAME")
     general = typed(General, {key: config[key] for key in config if key in general_keys}, "")
     sections = {group: section(group, config[group]) for group in groups}
-    strategies = {role: _strategy(role, config[role]) for role in CACHE_ROLES}
+    strategies = {role: strategy_settings(role, config[role]) for role in CACHE_ROLES}
     return Settings(**strategies, **sections, general=general)
 
 
-def _strategy(role: str, given: Any) -> StrategySettings:
+def strategy_settings(role: str, given: Any) -> StrategySettings:
+    """Check one strategy's mapping (name, storage, summary, the storage's parameters); `role` is the key it stands under."""
     if not isinstance(given, Mapping) or "storage" not in given:
         raise UserError(f"{role} has no storage: choose a strategy with {role}=NAME, or set {role}.storage")
     text = {key: coerced(f"{role}.{key}", given.get(key, ""), str) for key in STRATEGY_TEXT}

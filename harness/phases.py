@@ -32,6 +32,15 @@ class Unserved(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Load:
+    """A workload's requests and how many tokens and sequences one step may take."""
+
+    requests: tuple[Request, ...]
+    step_tokens: int
+    max_sequences: int | None
+
+
+@dataclass(frozen=True)
 class Audit:
     """Bytes billed by the formula against bytes of the tensors held at the end of one run of the workload, no budget set."""
 
@@ -43,12 +52,12 @@ class Audit:
         return self.billed_bytes == self.stored_bytes
 
 
-def require_room(contender: Contender, requests: Sequence[Request], step_tokens: int) -> None:
+def require_room(contender: Contender, load: Load) -> None:
     """UserError when the budget cannot hold even the largest request alone."""
     if contender.budget_bytes is None:
         return
-    largest = max(request.stored_tokens for request in requests)
-    needed = contender.cache().bytes_for([largest], min(step_tokens, largest))
+    largest = max(request.stored_tokens for request in load.requests)
+    needed = contender.cache().bytes_for([largest], min(load.step_tokens, largest))
     if needed > contender.budget_bytes:
         raise UserError(
             f"budget_bytes={contender.budget_bytes} is too small for one sequence of {largest} tokens, which needs {needed} with "
@@ -61,35 +70,34 @@ def verify(contender: Contender, tokens: Sequence[int], progress: Progress) -> V
     return shadow_verify(contender.decoder, contender.unbounded_cache, tokens, contender.model.geometry, progress)
 
 
-def serve(contender: Contender, requests: Sequence[Request], step_tokens: int, device: str) -> EventLog:
+def serve(contender: Contender, load: Load, device: str) -> EventLog:
     """One run of the workload on a fresh cache. Unserved when a request could not be finished."""
-    return _served(contender, contender.cache(), requests, step_tokens, device)
+    return _served(contender, contender.cache(), load, device)
 
 
-def _served(contender: Contender, cache: Any, requests: Sequence[Request], step_tokens: int, device: str) -> EventLog:
-    scheduler = scheduler_for(cache, step_tokens, None)
+def _served(contender: Contender, cache: Any, load: Load, device: str) -> EventLog:
+    scheduler = scheduler_for(cache, load.step_tokens, load.max_sequences)
     engine = Engine(contender.decoder, cache, scheduler, Sampler(), DeviceClock(device), contender.model.tokenizer.eos_ids)
-    log = engine.run(requests)
+    log = engine.run(load.requests)
     for completion in engine.completions.values():
         if completion.reason not in COMPLETE:
             raise Unserved(completion.detail or f"request {completion.id} ended with {completion.reason}")
     return log
 
 
-def audit(contender: Contender, requests: Sequence[Request], step_tokens: int, device: str) -> Audit:
+def audit(contender: Contender, load: Load, device: str) -> Audit:
     """Serve the workload once with no budget, then compare the formula with the tensors that the cache holds."""
     cache = contender.unbounded_cache()
-    _served(contender, cache, requests, step_tokens, device)
-    lengths = [request.stored_tokens for request in requests for _ in request.ids]
-    billed = cache.bytes_for(lengths, min(step_tokens, max(len(request.prompt) for request in requests)))
+    _served(contender, cache, load, device)
+    lengths = [request.stored_tokens for request in load.requests for _ in request.ids]
+    billed = cache.bytes_for(lengths, min(load.step_tokens, max(len(request.prompt) for request in load.requests)))
     return Audit(billed, sum(tensor.numel() * tensor.element_size() for tensor in cache.tensors()))
 
 
 def measure(
     strategy: Contender,
     reference: Contender,
-    requests: Sequence[Request],
-    step_tokens: int,
+    load: Load,
     device: str,
     seed: int,
     pairs: int,
@@ -99,7 +107,7 @@ def measure(
     progress: Progress,
 ) -> Paired:
     """The workload on both, interleaved."""
-    runs = [lambda side=side: serve(side, requests, step_tokens, device) for side in (strategy, reference)]
+    runs = [lambda side=side: serve(side, load, device) for side in (strategy, reference)]
     return measure_pairs(*runs, DeviceClock(device), seed, pairs, seconds, warmup, threads, progress)
 
 

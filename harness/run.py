@@ -17,9 +17,9 @@ from harness.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.engine.request import Request
     from harness.measure.datasets import Text
     from harness.measure.quality import Protocol
+    from harness.phases import Load
     from harness.report.tracking import Tracker
     from harness.sides import Contender
 
@@ -40,14 +40,17 @@ class Job:
         with console.status("loading the model"):
             self.strategy, self.reference = contenders(settings, self.device)
         self.tokens: list[int] = self.strategy.model.tokenizer.encode(self.text.text, False)
-        self.requests: list[Request] = self._requests()
+        self.load: Load = self._load()
         self.protocol: Protocol | None = self._protocol()
         for side in (self.strategy, self.reference):
-            require_room(side, self.requests, settings.workload.step_tokens)
+            require_room(side, self.load)
 
-    def _requests(self) -> list[Request]:
-        general, context = self.settings.general, self.strategy.model.geometry.context
-        return self.settings.workload.requests(self.tokens, general.seed, context)
+    def _load(self) -> Load:
+        from harness.phases import Load
+
+        workload, context = self.settings.workload, self.strategy.model.geometry.context
+        requests = workload.requests(self.tokens, self.settings.general.seed, context)
+        return Load(tuple(requests), workload.step_tokens, workload.max_sequences)
 
     def _protocol(self) -> Protocol | None:
         from harness.measure.quality import Protocol
@@ -114,11 +117,11 @@ def _phases(job: Job, record: dict[str, Any], tracker: Tracker, console: Console
     from harness import phases
     from harness.measure.memory import device_peak_bytes, host_peak_rss_bytes, restart_peaks
 
-    settings, steps = job.settings, job.settings.workload.step_tokens
+    settings = job.settings
     with _bar(console, "verify: every attend against the oracle") as progress:
         verified = phases.verify(job.strategy, job.tokens, progress)
     record["verify"] = asdict(verified)
-    audit = phases.audit(job.strategy, job.requests, steps, job.device)
+    audit = phases.audit(job.strategy, job.load, job.device)
     record["audit"] = asdict(audit)
     record["backend"] = describe_backend(job.strategy)
     problem = verified.problem
@@ -131,7 +134,7 @@ def _phases(job: Job, record: dict[str, Any], tracker: Tracker, console: Console
     with _bar(console, f"measure: {job.strategy.settings.name} beside {job.reference.settings.name}") as progress:
         m = settings.measure
         how = (settings.general.seed, m.pairs, m.seconds, m.warmup, m.threads)
-        paired = phases.measure(job.strategy, job.reference, job.requests, steps, job.device, *how, progress)
+        paired = phases.measure(job.strategy, job.reference, job.load, job.device, *how, progress)
     from harness.measure.metrics import metrics
 
     typical = paired.strategy.typical

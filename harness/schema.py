@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from harness.checks import at_least, typed
-from harness.engine import workloads
+from harness.engine import traces, workloads
 from harness.errors import UserError
 
 
@@ -101,7 +101,7 @@ class Measure:
     def __post_init__(self) -> None:
         at_least("measure.pairs", self.pairs, 5)
         at_least("measure.seconds", self.seconds, 0)
-        at_least("measure.warmup", self.warmup, 0)
+        at_least("measure.warmup", self.warmup, 1)
         if self.threads is not None:
             at_least("measure.threads", self.threads, 1)
 
@@ -144,6 +144,7 @@ KINDS: dict[str, dict[str, type]] = {
         "fork": workloads.Fork,
         "rewind": workloads.Rewind,
         "poisson": workloads.Poisson,
+        "trace": traces.Trace,
     },
 }
 PLAIN: dict[str, type] = {"quality": Quality, "measure": Measure, "tracking": Tracking}

@@ -86,13 +86,14 @@ class KVCache(ABC):
         self.budget_bytes = budget_bytes
         self.ops = backend
         self.dtype: torch.dtype = getattr(torch, geometry.dtype)
+        self._masks = [Mask(layer.window) for layer in geometry.layers]
         self._histories: dict[int, History] = {}
         self._sids = count()
         self._open_plan: Plan | None = None
 
     def mask(self, layer: int) -> Mask:
-        """Which keys a query of `layer` may see; here the model's own window."""
-        return Mask(self.geometry.layers[layer].window)
+        """Which keys a query of `layer` may see: the model's own window, unless the strategy narrows it."""
+        return self._masks[layer]
 
     def aged(self, position: int) -> int:
         """The query at `position` reads tokens below this through the codec and the rest raw. Row codecs: all of them."""

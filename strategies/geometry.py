@@ -34,18 +34,18 @@ class Geometry:
 
 @dataclass(frozen=True)
 class HeadSharing:
-    """KV heads that the loader must give the model: fewer share (gqa, mqa), query_heads of them expand (mha).
+    """KV heads that the loader must give the model: fewer share (gqa, mqa), more repeat; None is one per query head (mha).
 
     init says how shared heads are made from the checkpoint's: their mean, the first of each group, or random
     (GQA, Ainslie et al. 2023, section 2.1: mean > first > random).
     """
 
-    kv_heads: int
+    kv_heads: int | None
     init: str = "mean"
 
     def __post_init__(self) -> None:
-        if self.kv_heads < 1:
-            raise ValueError(f"heads.kv_heads={self.kv_heads}: use 1 or more")
+        if self.kv_heads is not None and self.kv_heads < 1:
+            raise ValueError(f"heads.kv_heads={self.kv_heads}: use 1 or more, or null for one per query head")
         if self.init not in INITS:
             raise ValueError(f"heads.init={self.init!r}: choose one of {', '.join(INITS)}")
 

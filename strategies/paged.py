@@ -13,7 +13,7 @@ import torch
 
 from kernels.api import Ops
 from kernels.codec import codec_named
-from kernels.rows import Mask, PagedRows
+from kernels.rows import PagedRows
 from strategies.base import History, KVCache, Packed, Plan, combined_mask
 from strategies.geometry import CacheFull, CannotRewind, Geometry, HeadSharing, Refused, Stats
 from strategies.lanes import Lane, Taken, split_budget
@@ -74,9 +74,6 @@ class Paged(KVCache):
         self.rewind = float("inf") if all(mask.window is None for mask in distinct) else slack
         for lane, pages in zip(self._lanes, split_budget(self._lanes, budget_bytes, geometry.context), strict=True):
             lane.allocate(pages)
-
-    def mask(self, layer: int) -> Mask:
-        return self._masks[layer]
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan) -> torch.Tensor:
         number = self._lane_of[layer]

@@ -80,7 +80,7 @@ PLANTED = [
     (rules.shape, "harness/x.py", '"""x."""\n' + "x = 1\n" * 300),
     (rules.shape, "harness/x.py", '"""x."""\n# TODO later'),
     (rules.shape, "harness/x.py", '"""x."""\n# ---- part two'),
-    (rules.shape, "harness/x.py", '"""x."""\ndef f():\n' + "    x = 1\n" * 60),
+    (rules.shape, "harness/x.py", '"""x."""\ndef f():\n' + "    x = 1\n" * 61),
     (rules.shape, "harness/x.py", '"""x."""\ndef f(**options):\n    pass'),
 ]
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 
+from harness.errors import UserError
+
 KINDS = {
     "B": "window, page and chunk boundaries",
     "P": "positions",
@@ -80,11 +82,13 @@ def promises() -> list[Promise]:
 
 
 def fare(one: Promise, subject: object) -> Outcome:
-    """Check one promise on one subject; every exception but `NotApplicable` is a failure, whoever raised it."""
+    """Check one promise on one subject. Every exception is a failure, whoever raised it, but for `NotApplicable` and `UserError`."""
     try:
         one.check(subject)
     except NotApplicable as reason:
         return Outcome(one, "not applicable", str(reason))
+    except UserError:
+        raise
     except Exception as error:  # noqa: BLE001 (a cache under test may raise anything; the card must still be printed)
         text = str(error).strip() or "no message"
         return Outcome(one, "failed", text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}")

@@ -31,6 +31,7 @@ class Subject:
     examples: int = 30
     parameters: Mapping[str, Any] = field(default_factory=dict)
     vary: Callable[[Mapping[str, Any]], Factory] | None = None
+    configured: Factory | None = None  # the strategy with its own numbers, where `make` has smaller ones
 
     @cached_property
     def ops(self) -> Ops:

@@ -24,6 +24,8 @@ def share_heads(architecture: Architecture, weights: Weights, heads: HeadSharing
     heads None, or the checkpoint's own number, changes nothing. Expanding repeats heads and keeps every answer. UserError when the
     numbers do not divide.
     """
+    if heads is not None and heads.kv_heads is None:
+        heads = replace(heads, kv_heads=architecture.query_heads)
     if heads is None or heads.kv_heads == architecture.kv_heads:
         return architecture, weights, NATIVE
     _check(architecture, heads.kv_heads)

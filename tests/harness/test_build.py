@@ -55,7 +55,7 @@ FAULTS = [
     ("workload.bach", 3, "did you mean workload.batch?"),
     ("workload.batch", 0, "workload.batch=0: use 1 or more"),
     ("workload.kind", "steadily", "workload.kind='steadily' is unknown: choose one of steady"),
-    ("workload.temperature", -1.0, "workload.temperature=-1.0: use 0 or more"),
+    ("workload.temperature", -1.0, "workload.temperature=-1.0: use 0"),
     ("quality.context", 2, "quality.context=2: use 4 or more"),
     ("measure.pairs", 4, "measure.pairs=4: use 5 or more"),
     ("measure.threads", 0, "measure.threads=0: use 1 or more"),

@@ -91,6 +91,29 @@ def windows_really_hide_something(subject: Subject) -> None:
     assert moved > 1e-3, "the last query answers as if it saw everything"
 
 
+@promise("B", "B01", "B02", "B06", "Q09")
+def the_strategy_as_configured_crosses_its_own_boundaries(subject: Subject) -> None:
+    """Its own page size, window, group and residual, not the small ones used elsewhere: chunks, decode, a fork and a cut beyond them all."""
+    if subject.configured is None:
+        raise NotApplicable("is checked with its own numbers everywhere")
+    full = replace(subject, make=subject.configured)
+    geometry = full.geometry(heads=(4, 1), head_dim=8, windows=(None, None), context=4096)
+    facts = full.facts(geometry)
+    if facts.reach > LONGEST:
+        raise NotApplicable(f"needs {facts.reach} tokens to cross its boundaries, more than {LONGEST}")
+    world = World(full, geometry)
+    sid = world.start(tokens(facts.reach - 3), facts.reach // 2 + 1, expect=facts.reach + 9)
+    world.feed_on(sid, tokens(6, 1), 1)
+    child = world.fork(sid)
+    world.step({child: tokens(3, 2), sid: [5]})
+    if facts.rewind >= 2:
+        world.truncate(child, len(world.logs[child]) - 2)
+    world.step({child: [7], sid: [8, 9]})
+
+
+LONGEST = 2500
+
+
 def _unwindowed(subject: Subject, geometry: Geometry) -> Subject:
     """Full attention with nothing stored."""
     open_layers = tuple(replace(layer, window=None) for layer in geometry.layers)

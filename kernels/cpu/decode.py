@@ -1,0 +1,166 @@
+"""Attention of one query token over a run of keys, compiled: every KV head's row is read once for the query heads that share it.
+
+A task is one span, or one split of its keys. `head_dim` must be a multiple of 32 here; `chunk.py` takes the others.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from kernels.cpu.compiled import kernel
+from kernels.cpu.micro import CHUNK, add_rows, dot_rows, exp_sum, scale_row, scaled_max
+from kernels.cpu.scalars import float_of, load_f32, store_f32, take
+from kernels.cpu.shared import (
+    CAPPED,
+    COUNTERS,
+    DIM,
+    HIGH,
+    KEYS,
+    KV_HEADS,
+    LOW,
+    NEXT_TASK,
+    NEXT_THREAD,
+    PARTIAL_BYTES,
+    PARTIALS,
+    QUERY_HEADS,
+    ROW,
+    SCALE,
+    SCRATCH,
+    SCRATCH_BYTES,
+    SOFTCAP,
+    SPLIT,
+    SPLITS,
+    TABLE,
+    TASK_WORDS,
+    TASKS,
+    UNIT,
+    VALUES,
+    cap_scores,
+    copy_floats,
+    fill_slots,
+    inline,
+    load_query,
+    merge_rows,
+    set_floats,
+    store_answer,
+    store_words,
+    word,
+)
+
+GROUPS = (1, 2, 3, 4)  # query heads that share one pass over a row
+
+
+def group_of(query_heads: int, kv_heads: int) -> int:
+    """Query heads a pass: all that share a KV head, or the size that wastes fewest passes and then fewest lanes."""
+    shared = query_heads // kv_heads
+    return min(GROUPS, key=lambda size: (-(-shared // size), size))
+
+
+def scratch_bytes(query_heads: int, kv_heads: int, dim: int) -> int:
+    """Bytes that one thread works in."""
+    rows = _padded_rows(query_heads, kv_heads)
+    return 2 * CHUNK * 8 + max(GROUPS) * CHUNK * 4 + rows * 4 * (2 * dim + 2)
+
+
+def partial_bytes(query_heads: int, kv_heads: int, dim: int) -> int:
+    """Bytes of one split's result."""
+    return _padded_rows(query_heads, kv_heads) * 4 * (dim + 2)
+
+
+def _padded_rows(query_heads: int, kv_heads: int) -> int:
+    group = group_of(query_heads, kv_heads)
+    return kv_heads * (-(-(query_heads // kv_heads) // group) * group)
+
+
+@inline
+def _finish(args, task, state, rows, padded):
+    """Write the answer of a task that had all keys, or merge the splits once the last of them is done."""
+    heads, kv_heads, dim, splits = word(args, QUERY_HEADS), word(args, KV_HEADS), word(args, DIM), word(task, SPLITS)
+    shared = heads // kv_heads
+    token, unit = word(task, ROW), word(task, UNIT)
+    step = word(args, PARTIAL_BYTES)
+    first = word(args, PARTIALS) + unit * step
+    if splits > 1:
+        copy_floats(state, first + word(task, SPLIT) * step, rows * (dim + 2))
+        if take(word(args, COUNTERS) + 8 * unit) != splits - 1:
+            return
+    for head in range(heads):
+        row = head // shared * padded + head % shared
+        if splits > 1:
+            total = merge_rows(first, step, splits, row, rows, dim)
+            store_answer(args, token, head, first + 4 * (2 * rows + row * dim), total)
+        else:
+            store_answer(args, token, head, state + 4 * (2 * rows + row * dim), load_f32(state + 4 * (rows + row)))
+
+
+def make_decode(group: int):
+    """The kernel for `group` query heads a pass."""
+
+    @kernel
+    def decode(args):
+        heads, kv_heads, dim = word(args, QUERY_HEADS), word(args, KV_HEADS), word(args, DIM)
+        shared = heads // kv_heads
+        padded = (shared + group - 1) // group * group
+        rows = kv_heads * padded
+        slots = word(args, SCRATCH) + take(args + 8 * NEXT_THREAD) * word(args, SCRATCH_BYTES)
+        ahead = slots + 8 * CHUNK
+        scores = ahead + 8 * CHUNK
+        queries = scores + 16 * CHUNK
+        tops = queries + 4 * rows * dim
+        totals = tops + 4 * rows
+        sums = totals + 4 * rows
+        k_codes, k_row, k_head, k_scales, k_scale_row, k_scale_head, k_form = store_words(args, KEYS)
+        v_codes, v_row, v_head, v_scales, v_scale_row, v_scale_head, v_form = store_words(args, VALUES)
+        scale, cap = float_of(np.int32(word(args, SCALE))), float_of(np.int32(word(args, SOFTCAP)))
+        while True:
+            number = take(args + 8 * NEXT_TASK)
+            if number >= word(args, TASKS):
+                return
+            task = word(args, TABLE) + 8 * TASK_WORDS * number
+            set_floats(queries, 0, rows * dim, np.float32(0))
+            for head in range(heads):
+                load_query(args, word(task, ROW), head, queries + 4 * dim * (head // shared * padded + head % shared), dim)
+            set_floats(tops, 0, rows, np.float32(-np.inf))
+            set_floats(totals, 0, rows * (dim + 1), np.float32(0))
+            low, high = word(task, LOW), word(task, HIGH)
+            count = min(np.int64(CHUNK), high - low)
+            fill_slots(args, task, low, count, np.int64(CHUNK), slots)
+            while low < high:
+                after = min(np.int64(CHUNK), high - low - count)
+                if after > 0:
+                    fill_slots(args, task, low + count, after, np.int64(CHUNK), ahead)
+                following = ahead if after > 0 else slots
+                for head in range(kv_heads):
+                    keys, values = k_codes + head * k_head, v_codes + head * v_head
+                    key_scales, value_scales = k_scales + head * k_scale_head, v_scales + head * v_scale_head
+                    for part in range(padded // group):
+                        row = head * padded + part * group
+                        dot_rows(
+                            group, k_form, queries + 4 * dim * row, dim, keys, k_row, key_scales, k_scale_row, slots, (count + 3) // 4 * 4, scores,
+                            following, values, v_row, v_head,
+                        )
+                        for g in range(group):
+                            at = scores + 4 * CHUNK * g
+                            set_floats(at, count, CHUNK, np.float32(-np.inf))
+                            top = scaled_max(at, scale)
+                            if word(args, CAPPED) != 0:
+                                cap_scores(at, count, cap)
+                                top = scaled_max(at, np.float32(1))
+                            old = load_f32(tops + 4 * (row + g))
+                            if old > top:
+                                top = old
+                            kept = np.float32(math.exp(old - top))
+                            total = exp_sum(at, top)
+                            store_f32(tops + 4 * (row + g), top)
+                            store_f32(totals + 4 * (row + g), load_f32(totals + 4 * (row + g)) * kept + total)
+                            if kept != np.float32(1):
+                                scale_row(sums + 4 * dim * (row + g), dim, kept)
+                        add_rows(group, v_form, scores, count, values, v_row, value_scales, v_scale_row, slots, dim, sums + 4 * dim * row)
+                low += count
+                count = after
+                slots, ahead = ahead, slots
+            _finish(args, task, tops, rows, padded)
+
+    return decode
