@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -66,7 +67,7 @@ def cli(arguments: Sequence[str]) -> int:
                 _compose_and_call([f"hydra.sweep.dir={folder}", *ready], point)
         else:
             _compose_and_call(ready, point)
-    except (UserError, HydraException, OmegaConfBaseException) as error:
+    except (UserError, HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         _complain(one_sentence(error))
         return REFUSED
     except PointEnded as error:
@@ -142,7 +143,10 @@ def _strategies() -> str:
 
 
 def _summary(loader: Any, name: str) -> str:
-    found = loader.repository.load_config(f"strategy/{name}")
+    try:
+        found = loader.repository.load_config(f"strategy/{name}")
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        return f"(cannot be read: {one_sentence(error)})"
     return str(found.config.get("summary", "")) if found is not None else ""
 
 
@@ -181,6 +185,8 @@ def one_sentence(error: Exception) -> str:
         return f"{group}={name!r} is unknown: choose one of {', '.join(error.options)}{hint}"
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override!r} ({_first_line(error)}): write key=value, and quote a value with special characters"
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
     message = _first_line(error)
     if message.startswith("Ambiguous value"):
         return f"{message}: to run several points add -m, to give one value with commas put it in quotes of its own"

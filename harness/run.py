@@ -5,8 +5,7 @@ It does not know how any phase works. Refused before the start, nothing is writt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,9 +40,9 @@ class Job:
             self.strategy, self.reference = contenders(settings, self.device)
         self.tokens: list[int] = self.strategy.model.tokenizer.encode(self.text.text, False)
         self.load: Load = self._load()
-        self.protocol: Protocol | None = self._protocol()
         for side in (self.strategy, self.reference):
             require_room(side, self.load)
+        self.protocol: Protocol | None = self._protocol()
 
     def _load(self) -> Load:
         from harness.phases import Load
@@ -53,15 +52,14 @@ class Job:
         return Load(tuple(requests), workload.step_tokens, workload.max_sequences)
 
     def _protocol(self) -> Protocol | None:
-        from harness.measure.quality import Protocol
+        from harness.measure.quality import Protocol, check_room
         from harness.sides import bos_id
 
         wanted, bos = self.settings.quality, bos_id(self.settings, self.strategy.model)
         if not wanted.enabled:
             return None
-        context = self.strategy.model.geometry.context
-        if wanted.context > context:
-            raise UserError(f"quality.context={wanted.context} is longer than the model's context of {context} tokens: use at most that")
+        for side in (self.strategy, self.reference):
+            check_room(side.cache(), wanted.context)
         protocol = Protocol(wanted.context, wanted.windows, wanted.chunk, bos)
         protocol.cut(self.tokens)
         return protocol
@@ -116,9 +114,10 @@ def _tracker(job: Job, record: dict[str, Any], folder: Path, console: Console) -
 def _phases(job: Job, record: dict[str, Any], tracker: Tracker, console: Console) -> None:
     from harness import phases
     from harness.measure.memory import device_peak_bytes, host_peak_rss_bytes, restart_peaks
+    from harness.progress import bar
 
     settings = job.settings
-    with _bar(console, "verify: every attend against the oracle") as progress:
+    with bar(console, "verify: every attend against the oracle") as progress:
         verified = phases.verify(job.strategy, job.tokens, progress)
     record["verify"] = asdict(verified)
     audit = phases.audit(job.strategy, job.load, job.device)
@@ -131,7 +130,7 @@ def _phases(job: Job, record: dict[str, Any], tracker: Tracker, console: Console
         record |= {"status": "incorrect", "error": problem}
         return
     restart_peaks(job.device)
-    with _bar(console, f"measure: {job.strategy.settings.name} beside {job.reference.settings.name}") as progress:
+    with bar(console, f"measure: {job.strategy.settings.name} beside {job.reference.settings.name}") as progress:
         m = settings.measure
         how = (settings.general.seed, m.pairs, m.seconds, m.warmup, m.threads)
         paired = phases.measure(job.strategy, job.reference, job.load, job.device, *how, progress)
@@ -148,7 +147,7 @@ def _phases(job: Job, record: dict[str, Any], tracker: Tracker, console: Console
     record["samples"] = paired.raw()
     _track_steps(tracker, typical)
     if job.protocol is not None:
-        with _bar(console, "quality: text through the cache, next to the reference") as progress:
+        with bar(console, "quality: text through the cache, next to the reference") as progress:
             found = phases.quality(job.strategy, job.reference, job.tokens, job.protocol, True, progress)
         record["quality"] = found.as_dict()
     record["backend"] = describe_backend(job.strategy)
@@ -225,18 +224,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted from the keyboard"
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-
-
-@contextmanager
-def _bar(console: Console, title: str) -> Iterator[Any]:
-    """A progress bar -> progress(done, total)."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task(title, total=None)
-
-        def progress(done: int, total: int) -> None:
-            bars.update(task, completed=done, total=max(done, total))
-
-        yield progress

@@ -5,7 +5,7 @@ It does not know what is run on it, nor how the result is judged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from harness.build import Settings, StrategySettings, make_cache, make_ops
@@ -63,7 +63,7 @@ def _load(settings: Settings, strategy: StrategySettings, device: str, ops: Ops)
 
     general, wanted = settings.general, settings.model
     if isinstance(wanted, RandomModel):
-        sizes = {name: getattr(wanted, name) for name in RandomShape.__dataclass_fields__}
+        sizes = {name: value for name, value in asdict(wanted).items() if name in RandomShape.__dataclass_fields__}
         return load_model("random", general.dtype, device, ops, strategy.heads, general.seed, RandomShape(**sizes))
     return load_model(wanted.source, general.dtype, device, ops, strategy.heads, general.seed)
 

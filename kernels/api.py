@@ -25,6 +25,16 @@ class Ops:
         self._module = module
         self.calls: Counter[str] = Counter()
 
+    @property
+    def flavour(self) -> str | None:
+        """In the backend's own words, which variant of it runs here; None for a backend that has one only."""
+        return getattr(self._module, "FLAVOUR", None)
+
+    def source(self, op: str) -> str | None:
+        """The module whose code runs when `op` is called; None for an op that a strategy counts but computes itself."""
+        function = getattr(self._module, op, None)
+        return None if function is None else function.__module__
+
     def new_rows(
         self, codec: Codec, count: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str, page_size: int | None
     ) -> RowStore:

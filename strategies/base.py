@@ -71,7 +71,8 @@ class History:
 class KVCache(ABC):
     """A KV-cache strategy. Subclasses add their own typed keyword parameters: that signature is the config schema.
 
-    budget_bytes is a hard limit on what is reserved from the device; None reserves exactly what the sequences need.
+    budget_bytes is a hard limit on what is reserved from the device; None reserves exactly what the sequences need, and
+    what was reserved for one that ended waits for the next: memory that nobody limits is not given back to the device.
     """
 
     codec_k: Codec = codec_named("raw")
@@ -167,7 +168,10 @@ class KVCache(ABC):
         self._committed(plan, token_ids)
 
     def abort(self, plan: Plan) -> None:
-        """As if `plan` had never been called. Aborting an ended plan does nothing, so it is always legal."""
+        """As if `plan` had never been called. Aborting an ended plan does nothing, so it is always legal.
+
+        Room made for the plan stays made: reserved memory, and cached prefix pages that were evicted.
+        """
         if plan is self._open_plan:
             self._open_plan = None
             self._aborted(plan)

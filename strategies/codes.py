@@ -42,7 +42,7 @@ class CodePages:
     def fork(self, sid: int, child: int) -> None:
         pages = self._tables.mapped(sid)
         self._tables.open(child)
-        self._expect[child] = 0
+        self._expect[child] = self._expect[sid]
         self._pool.share(pages)
         self._tables.append(child, pages)
 
@@ -56,9 +56,9 @@ class CodePages:
         del self._expect[sid]
 
     def reserve(self, groups: Mapping[int, int]) -> None:
-        """Without a budget: own enough pages for every open sequence at its expected length, and for these groups."""
-        expected = sum(max(expect, groups.get(sid, 0)) for sid, expect in self._expect.items() if expect)
-        wanted = max(expected, self._pool.capacity + self.short_pages(groups))
+        """Without a budget: own what is mapped, what these sequences need and what every open one expects to hold beyond that."""
+        more = (max(expect, groups.get(sid, 0)) - self._tables.count(sid) for sid, expect in self._expect.items())
+        wanted = self._pool.owned + sum(max(0, pages) for pages in more)
         if wanted > self._pool.capacity:
             self.allocate(wanted)
 

@@ -141,6 +141,8 @@ class Contiguous(KVCache):
             run = self._runs[sid]
             if run is None or run.rows < stop or owners[id(run)] > 1:
                 moving[sid] = max(self._wanted(self._expect[sid], stop), 0 if run is None else run.rows)
+        # One order for the question whether all fit and for the answer: first fit depends on it. Longest history first, see _rebuild.
+        moving = dict(sorted(moving.items(), key=lambda mover: -self._histories[mover[0]].length))
         moved = self._make_room(moving) if moving else {}
         packed = Packed(spans)
         bases = np.array([self._runs[sid].first for sid, _, _ in spans], dtype=np.int64)  # [B]
@@ -159,7 +161,7 @@ class Contiguous(KVCache):
 
     def _move(self, moving: dict[int, int]) -> dict[int, Run | None]:
         old = {sid: self._runs[sid] for sid in moving}
-        for sid, rows in sorted(moving.items(), key=lambda mover: -self._histories[mover[0]].length):
+        for sid, rows in moving.items():
             self._runs[sid] = Run(self._arena.take(rows), rows)
             if old[sid] is not None:
                 self.ops.move_rows(flat(self._stores), old[sid].first, self._runs[sid].first, self._histories[sid].length)
@@ -178,7 +180,7 @@ class Contiguous(KVCache):
         self._arena, stores = Extents(size), self._new_stores(size)
         for run in kept.values():
             run.first = self._arena.take(run.rows)
-        for sid, rows in sorted(moving.items(), key=lambda mover: -self._histories[mover[0]].length):
+        for sid, rows in moving.items():
             self._runs[sid] = Run(self._arena.take(rows), rows)
             if old[sid] is not None and id(old[sid]) not in kept:
                 kept[id(old[sid])] = old[sid]
@@ -200,8 +202,9 @@ class Contiguous(KVCache):
                 self._arena.give(new.first + overlap, new.rows - overlap)
 
     def _give_back(self, run: Run | None) -> None:
-        """Free `run` once no sequence maps its rows any more."""
-        if run is not None and all(other is None or other.first != run.first for other in self._runs.values()):
+        """Free `run` once no sequence maps its rows any more, nor would after an abort of the open plan."""
+        moved = {} if self._open_plan is None else self._open_plan.private.moved
+        if run is not None and all(other is None or other.first != run.first for other in (*self._runs.values(), *moved.values())):
             self._arena.give(run.first, run.rows)
 
     def _new_stores(self, rows: int) -> Stores:

@@ -73,15 +73,14 @@ class Lane:
         self.pool = PagePool(0, None if on_evict is None else lambda page: on_evict(number, page))
         self.tables = PageTables()
         self.stores: dict[int, tuple[RowStore, RowStore]] = {}
-        self._expect: dict[int, int] = {}  # sid -> expected length; 0 for forks, which are paid for as they grow
+        self._expect: dict[int, int] = {}  # sid -> the longest length it may reach; 0 when nobody said: paid for as it grows
         self._chunk = 1  # the longest span seen so far
 
     def allocate(self, pages: int) -> None:
         """Own `pages` usable pages and the scratch page; rows already held keep their ids and bytes."""
-        old = self.stores
-        self.pool.grow(pages - self.pool.capacity)
-        rows = (pages + 1) * self._page_size
+        old, rows = self.stores, (pages + 1) * self._page_size
         self.stores = {layer: new_pair(self._cache, layer, rows, self._page_size, self._codecs) for layer in self.layers}
+        self.pool.grow(pages - self.pool.capacity)
         for layer, pair in old.items():
             copy_rows([pair], 0, [self.stores[layer]], 0, pair[0].codes.shape[0])
 
@@ -110,7 +109,7 @@ class Lane:
     def fork(self, sid: int, child: int) -> None:
         pages = self.tables.gather([sid], self.tables.count(sid))[0, : self.tables.count(sid)].tolist()
         self.tables.open(child)
-        self._expect[child] = 0
+        self._expect[child] = self._expect[sid]
         self.pool.share(page for page in pages if page != SCRATCH)
         self.tables.append(child, pages)
 
@@ -132,13 +131,19 @@ class Lane:
         self.pool.release(reversed(self.tables.cut(sid, -(-length // self._page_size))))
 
     def reserve(self, spans: Spans) -> None:
-        """Without a budget: own enough pages for every open sequence at its expected length, and for these spans."""
+        """Without a budget: own what is mapped, what these spans need and what every open sequence expects to map beyond that."""
         self._chunk = max(self._chunk, *(stop - start for _, start, stop in spans))
-        stops = dict.fromkeys(self._expect, 0) | {sid: stop for sid, _, stop in spans}
-        expected = sum(self.peak_pages(max(expect, stops[sid]), self._chunk) for sid, expect in self._expect.items() if expect)
-        wanted = max(expected, self.pool.capacity + self.short_pages(spans))
+        stops = {sid: stop for sid, _, stop in spans}
+        wanted = self.pool.owned + len(self._shared_tails(spans)) + sum(self._still_to_map(sid, stops.get(sid, 0)) for sid in self._expect)
         if wanted > self.pool.capacity:
             self.allocate(wanted)
+
+    def _still_to_map(self, sid: int, stop: int) -> int:
+        """Pages that `sid` maps beyond those it has, at the worst moment on the way to `stop` and to its expected length."""
+        now = max(0, -(-stop // self._page_size) - self.tables.count(sid))
+        if self._expect[sid] == 0:
+            return now
+        return max(now, self.peak_pages(max(self._expect[sid], stop), self._chunk) - self.tables.mapped_count(sid))
 
     def short_pages(self, spans: Spans) -> int:
         """Pages that these spans need beyond those available. Changes nothing."""
@@ -209,13 +214,14 @@ class Lane:
     def _live_rows(self, lengths: Mapping[int, int]) -> int:
         if self.pool.shared == 0:
             return sum(live_union(self.mask, (length,)) for length in lengths.values())
-        rows: set[tuple[int, int]] = set()  # (page, offset)
+        seen = np.zeros((self.pool.capacity + 1) * self._page_size, dtype=bool)  # by row of the stores
         for sid, length in lengths.items():
             first = self.mask.first_visible(length)
-            for position in (*range(min(self.mask.sinks, first)), *range(first, length)):
-                logical, offset = divmod(position, self._page_size)
-                rows.add((self.tables.page(sid, logical), offset))
-        return len(rows)
+            positions = np.concatenate((np.arange(min(self.mask.sinks, first)), np.arange(first, length)))
+            logical, offset = np.divmod(positions, self._page_size)
+            pages = self.tables.gather([sid], self.tables.count(sid))[0].astype(np.int64)
+            seen[pages[logical] * self._page_size + offset] = True
+        return int(np.count_nonzero(seen))
 
     def _shared_tails(self, spans: Spans) -> list[tuple[int, int]]:
         """(sid, logical page) of each span that starts inside a page it must not write to."""

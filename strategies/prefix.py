@@ -13,18 +13,23 @@ from itertools import count
 
 @dataclass(eq=False)
 class Node:
-    """One whole page of some history. `pages` maps a group number to the page id that holds these tokens there."""
+    """One whole page of some history, after `parent`. `pages` maps a group number to the page id that holds these tokens there.
+
+    A node is in the index while it has pages or `children` there: a windowed group needs only the last pages of a chain.
+    """
 
     id: int
+    parent: Node | None
     key: tuple[int, tuple[int, ...]]
     pages: dict[int, int] = field(default_factory=dict)
+    children: int = 0
 
 
 ROOT = -1
 
 
 class PrefixIndex:
-    """Published pages by history."""
+    """Published pages by history. As large as what is published and the chains that it hangs on; a node in it has its parent in it."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
@@ -45,20 +50,19 @@ class PrefixIndex:
         return nodes
 
     def extend(self, chain: list[Node], tokens: Sequence[int]) -> Node:
-        """The node of the next whole page of `tokens` after `chain`, made when new; appended to `chain`."""
-        parent = chain[-1].id if chain else ROOT
-        key = (parent, self._slice(tokens, len(chain)))
+        """The node of the next whole page of `tokens` after `chain`, made when new; appended to `chain`, findable once published."""
+        parent = chain[-1] if chain else None
+        key = (ROOT if parent is None else parent.id, self._slice(tokens, len(chain)))
         node = self._nodes.get(key)
         if node is None:
-            node = self._nodes[key] = Node(next(self._ids), key)
+            node = Node(next(self._ids), parent, key)
         chain.append(node)
         return node
 
     def publish(self, node: Node, group: int, page: int) -> bool:
         """Publish `page` as this node's page of `group`; False when another page already holds these tokens there."""
-        if group in node.pages:
+        if group in node.pages or not self._enter(node):
             return False
-        self._nodes.setdefault(node.key, node)
         node.pages[group] = page
         self._homes[group, page] = node
         return True
@@ -67,8 +71,25 @@ class PrefixIndex:
         """`page` is about to be handed out for something else."""
         node = self._homes.pop((group, page))
         del node.pages[group]
-        if not node.pages and self._nodes.get(node.key) is node:
+        while node is not None and not node.pages and not node.children:
             del self._nodes[node.key]
+            node = node.parent
+            if node is not None:
+                node.children -= 1
+
+    def _enter(self, node: Node) -> bool:
+        """Make `node` and the part of its chain that was forgotten findable; False when a newer chain took its place."""
+        absent = []
+        while node is not None and self._nodes.get(node.key) is not node:
+            if node.key in self._nodes:
+                return False
+            absent.append(node)
+            node = node.parent
+        for each in absent:
+            self._nodes[each.key] = each
+            if each.parent is not None:
+                each.parent.children += 1
+        return True
 
     def _slice(self, tokens: Sequence[int], page: int) -> tuple[int, ...]:
         return tuple(tokens[page * self._page_size : (page + 1) * self._page_size])

@@ -52,8 +52,7 @@ class PageTables:
     def append(self, sid: int, pages: list[int]) -> None:
         """Add logical pages at the end."""
         first, stop = self._count[sid], self._count[sid] + len(pages)
-        while stop > self._ids.shape[1]:
-            self._ids = np.concatenate((self._ids, np.full_like(self._ids, SCRATCH)), axis=1)
+        self._widen(stop)
         self._ids[self._row[sid], first:stop] = pages
         self._count[sid] = stop
 
@@ -73,6 +72,10 @@ class PageTables:
         gone[:] = SCRATCH
         return mapped
 
+    def mapped_count(self, sid: int) -> int:
+        """How many page ids are mapped."""
+        return int(np.count_nonzero(self._ids[self._row[sid], : self._count[sid]] != SCRATCH))
+
     def mapped(self, sid: int) -> list[int]:
         """The mapped page ids, in logical order."""
         ids = self._ids[self._row[sid], : self._count[sid]]
@@ -81,4 +84,9 @@ class PageTables:
     def gather(self, sids: list[int], width: int) -> np.ndarray:
         """[B, width] int32: the tables of `sids`, a copy; entries past a table's end name the scratch page."""
         rows = [self._row[sid] for sid in sids]
+        self._widen(width)
         return np.ascontiguousarray(self._ids[rows, : max(width, 1)])
+
+    def _widen(self, width: int) -> None:
+        while width > self._ids.shape[1]:
+            self._ids = np.concatenate((self._ids, np.full_like(self._ids, SCRATCH)), axis=1)

@@ -57,7 +57,7 @@ class Subject:
             raise NotApplicable(f"refused: {refusal}")
         if cache.heads is None or cache.heads.kv_heads == geometry.layers[0].kv_heads:
             return geometry
-        kv_heads = cache.heads.kv_heads
+        kv_heads = geometry.query_heads if cache.heads.kv_heads is None else cache.heads.kv_heads
         layers = tuple(replace(layer, kv_heads=kv_heads) for layer in geometry.layers)
         queries = geometry.query_heads if geometry.query_heads % kv_heads == 0 else kv_heads * 2
         return replace(geometry, layers=layers, query_heads=queries)

@@ -8,11 +8,11 @@ given. While nothing can run before the next arrival, the engine's time jumps th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 import torch
 
+from harness.engine.decoding import DecoderLike
 from harness.engine.drafts import lookup
 from harness.engine.events import CANCELLED, CAPACITY, DECODE, PREFILL, REFUSED, EventLog, StepEvent, TokenEvent
 from harness.engine.request import Completion, Request
@@ -24,12 +24,6 @@ from strategies.base import KVCache, Plan
 from strategies.geometry import CacheFull
 
 
-class DecoderLike(Protocol):
-    """Packed ids [T] int64 + plan + cache -> logits [R, V] of the packed rows `rows` [R] int64 (None: the last row of each span)."""
-
-    def __call__(self, ids: torch.Tensor, plan: Plan, cache: KVCache, rows: torch.Tensor | None = None) -> torch.Tensor: ...
-
-
 def scheduler_for(cache: KVCache, step_tokens: int, max_sequences: int | None) -> Scheduler:
     """The scheduler that asks `cache` what lengths cost."""
     return Scheduler(
@@ -38,11 +32,10 @@ def scheduler_for(cache: KVCache, step_tokens: int, max_sequences: int | None) -
 
 
 class Engine:
-    """Runs requests on one decoder and one cache, which must be empty. A step ends when the device has
-    finished it, commit included.
+    """Runs requests on one decoder and one cache, which must be empty. A step ends when the device has finished it, commit included.
 
     `log` holds the events and `completions` the answers (by sequence id) since the last `run` began; `preemptions` counts
-    sequences that had to leave the cache and start again.
+    sequences that had to leave the cache and start again. `new_log` makes the log, so that one can be handed in that tells others.
     """
 
     def __init__(
@@ -53,8 +46,9 @@ class Engine:
         sampler: Sampler,
         clock: Clock,
         eos_ids: Iterable[int] = (),
+        new_log: Callable[[], EventLog] = EventLog,
     ) -> None:
-        self.log = EventLog()
+        self.log = new_log()
         self.completions: dict[int, Completion] = {}
         self.preemptions = 0
         self._decoder = decoder
@@ -63,6 +57,7 @@ class Engine:
         self._sampler = sampler
         self._clock = clock
         self._eos_ids = frozenset(eos_ids)
+        self._new_events = new_log
         self._logs: dict[int, TokenLog] = {}  # by sequence id, unfinished ones
         self._steps = 0
         self._ages = 0
@@ -83,7 +78,7 @@ class Engine:
         """Serve all requests, each from its arrival on -> the events. RuntimeError while earlier requests are unfinished."""
         if self.busy:
             raise RuntimeError("earlier requests are unfinished: step until the engine is idle, or cancel them, before a new run")
-        self.log, self.completions, self.preemptions, self._steps = EventLog(), {}, 0, 0
+        self.log, self.completions, self.preemptions, self._steps = self._new_events(), {}, 0, 0
         coming = sorted(requests, key=lambda request: request.arrival_s)
         start_s = self.now_s()
         while coming or self.busy:

@@ -45,16 +45,21 @@ class Interval:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One metric against the reference: the interval, the noise floor it was held against, and what follows."""
+    """One metric against the reference: the interval, the noise floor it was held against, and what follows.
+
+    `detectable` is the smallest relative difference (0.01 = 1 %) that as many pairs of this spread find 8 times in 10; a
+    difference must exceed the noise floor as well.
+    """
 
     interval: Interval
     noise_floor: float | None  # smallest relative difference that means anything, 0.01 = 1 %; None = not measured
     verdict: str  # faster, slower or indistinguishable
+    detectable: float
 
     def as_dict(self) -> dict[str, object]:
         """The form a record stores."""
         interval = asdict(self.interval)
-        return {**interval, "verdict": self.verdict, "noise_floor": self.noise_floor}
+        return {**interval, "verdict": self.verdict, "noise_floor": self.noise_floor, "detectable": self.detectable}
 
 
 def compare(
@@ -67,7 +72,7 @@ def compare(
     if better not in (LOWER, HIGHER):
         raise ValueError(f"better={better!r}: use {LOWER!r} (times) or {HIGHER!r} (rates)")
     interval = paired_interval(measured, reference, confidence)
-    return Comparison(interval, noise_floor, _verdict(interval, better, noise_floor))
+    return Comparison(interval, noise_floor, _verdict(interval, better, noise_floor), minimum_detectable_effect(measured, reference))
 
 
 def paired_interval(measured: Sequence[float], reference: Sequence[float], confidence: float = 0.95) -> Interval:

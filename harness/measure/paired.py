@@ -4,7 +4,7 @@ It does not know what a strategy is: it is handed two things to run, and compare
 
 Machine noise drifts, so the two are run in pairs, in random order within each pair, and compared pair by pair. First use
 (compiling, allocating, paging in) is paid before the first pair and reported apart. When both are the same thing, the
-result is the noise floor.
+result is the noise floor: a twin, the reference once more, is run within each pair to find it.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ class Samples:
 
 @dataclass(frozen=True)
 class Paired:
-    """The raw result: strategy.logs[i] and reference.logs[i] were taken side by side; order[i] says which ran first."""
+    """The raw result: logs[i] of all sides were taken side by side; order[i] says which ran first. `twin` is the reference again."""
 
     strategy: Samples
     reference: Samples
+    twin: Samples | None
     order: tuple[str, ...]
     elapsed_s: float
     conditions: Conditions
@@ -60,25 +61,28 @@ class Paired:
     def pairs(self) -> int:
         return len(self.order)
 
-    def compared(self, floors: dict[str, float] | None = None) -> dict[str, Comparison]:
-        """The verdict on each timing that both sides have in every run. floors: noise floor by name, where it was measured."""
-        floors = {} if floors is None else floors
-        return {name: compare(*both, DIRECTIONS[name], floors.get(name)) for name, both in self._comparable().items()}
+    def compared(self) -> dict[str, Comparison]:
+        """The verdict on each timing that both sides have in every run, held against the twin's noise floor where there is a twin."""
+        floors = self.floors()
+        both = _comparable(self.strategy, self.reference)
+        return {name: compare(*samples, DIRECTIONS[name], floors.get(name)) for name, samples in both.items()}
 
     def floors(self) -> dict[str, float]:
-        """Noise floor by timing, for a result whose two sides are the same thing."""
-        return {name: noise_floor(*both) for name, both in self._comparable().items()}
+        """Noise floor by timing: how far apart the reference and its twin may lie. Empty without a twin."""
+        if self.twin is None:
+            return {}
+        return {name: noise_floor(*samples) for name, samples in _comparable(self.twin, self.reference).items()}
 
     def raw(self) -> dict[str, dict[str, list[float | None]]]:
         """Every sample, by side and timing, in the order of the pairs."""
-        return {side: {name: samples.of(name) for name in DIRECTIONS} for side, samples in self._sides()}
+        sides = {"strategy": self.strategy, "reference": self.reference, "twin": self.twin}
+        return {side: {name: samples.of(name) for name in DIRECTIONS} for side, samples in sides.items() if samples is not None}
 
-    def _sides(self) -> tuple[tuple[str, Samples], tuple[str, Samples]]:
-        return (("strategy", self.strategy), ("reference", self.reference))
 
-    def _comparable(self) -> dict[str, tuple[list[float], list[float]]]:
-        both = {name: (self.strategy.of(name), self.reference.of(name)) for name in DIRECTIONS}
-        return {name: sides for name, sides in both.items() if all(value is not None and value > 0 for side in sides for value in side)}
+def _comparable(first: Samples, second: Samples) -> dict[str, tuple[list[float], list[float]]]:
+    """The samples of both, by timing, where every run of both has a positive one."""
+    both = {name: (first.of(name), second.of(name)) for name in DIRECTIONS}
+    return {name: sides for name, sides in both.items() if all(value is not None and value > 0 for side in sides for value in side)}
 
 
 def timings(log: EventLog) -> dict[str, float | None]:
@@ -98,11 +102,13 @@ def measure_pairs(
     warmup: int = 1,
     threads: int | None = None,
     progress: Callable[[int, int], None] = lambda done, least: None,
+    twin: Run | None = None,
 ) -> Paired:
     """Take at least `pairs` pairs, then more while another one fits into `seconds`.
 
     strategy, reference: run the workload once, on a fresh cache, with the same prompts. warmup: uncounted runs of each side
     first. seed decides the order within pairs. threads: of torch, None = as they are. progress(pairs done, pairs or more).
+    twin: the reference once more, run within each pair, for the noise floor; it needs no warm-up of its own (None: no floor).
     UserError for limits that leave nothing to compare.
     """
     if pairs < MIN_PAIRS:
@@ -113,21 +119,23 @@ def measure_pairs(
     rng = random.Random(seed)
     with quiet(threads) as conditions, _old_objects_left_alone():
         first_s = {name: _warm(run, warmup) for name, run in runs.items()}
+        if twin is not None:
+            runs["twin"], first_s["twin"] = twin, first_s["reference"]
         start_s = clock.now()
         logs: dict[str, list[EventLog]] = {name: [] for name in runs}
         order: list[str] = []
         longest_s = 0.0
         while len(order) < pairs or clock.now() - start_s + longest_s <= seconds:
             pair_s = clock.now()
-            names = rng.sample(list(runs), 2)
+            names = rng.sample(list(runs), len(runs))
             for name in names:
                 logs[name].append(_once(runs[name]))
             order.append(names[0])
             longest_s = max(longest_s, clock.now() - pair_s)
             progress(len(order), pairs)
         elapsed_s = clock.now() - start_s
-    sides = [_samples(logs[name], first_s[name]) for name in runs]
-    return Paired(*sides, tuple(order), elapsed_s, conditions)
+    sides = {name: _samples(logs[name], first_s[name]) for name in runs}
+    return Paired(sides["strategy"], sides["reference"], sides.get("twin"), tuple(order), elapsed_s, conditions)
 
 
 @contextmanager

@@ -139,7 +139,7 @@ def measure_quality(
     """
     windows = protocol.cut(tokens)
     for side in (strategy, reference) if noise is None else (strategy, reference, noise):
-        _check_room(side.cache, protocol.context)
+        check_room(side.cache, protocol.context)
     scores, twin, reads = Scores(), Scores(), Reads()
     total = len(windows) * (len(protocol.spans) + 1)
     for number, window in enumerate(windows):
@@ -151,7 +151,7 @@ def measure_quality(
             done = number * (len(protocol.spans) + 1)
             _read_window(ours, theirs, again, protocol, scores, twin, lambda step, done=done: progress(done + step, total))
     scored_bytes = None if decode is None else sum(_text_bytes(decode, window, protocol.half + 1) for window in windows)
-    return _summary(scores, None if noise is None else twin, reads, scored_bytes, protocol, len(windows))
+    return summary(scores, None if noise is None else twin, reads, scored_bytes, protocol, len(windows))
 
 
 def _read_window(
@@ -169,7 +169,8 @@ def _read_window(
         stepped(step)
 
 
-def _summary(scores: Scores, twin: Scores | None, reads: Reads, scored_bytes: int | None, protocol: Protocol, windows: int) -> Quality:
+def summary(scores: Scores, twin: Scores | None, reads: Reads, scored_bytes: int | None, protocol: Protocol, windows: int) -> Quality:
+    """Everything a record says of these scores."""
     n = len(scores.nll)
     total = math.fsum(scores.nll)
     perplexity = perplexity_per_token(total, n)
@@ -224,7 +225,8 @@ def _text_bytes(decode: Callable[[Sequence[int]], str], window: Sequence[int], f
     return len(decode(window).encode()) - len(decode(window[:first]).encode())
 
 
-def _check_room(cache: KVCache, context: int) -> None:
+def check_room(cache: KVCache, context: int) -> None:
+    """UserError when a window of `context` tokens is longer than the model's context or larger than the cache's budget."""
     if context > cache.geometry.context:
         raise UserError(
             f"quality.context={context} is longer than the model's context of {cache.geometry.context} tokens: use at most that"

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import torch
 
-from harness.engine.engine import DecoderLike
+from harness.engine.decoding import DecoderLike
 from kernels.rows import Mask
 from strategies.base import KVCache
 

@@ -23,7 +23,7 @@ from harness.model.packages import package_file
 from harness.model.random_init import RandomShape, random_checkpoint
 from harness.model.safetensors import checkpoint_from_folder
 from harness.model.tokenizer import ByteTokenizer, Tokenizer, tokenizer_from_folder
-from harness.model.weights import Checkpoint, fuse
+from harness.model.weights import Checkpoint, fuse, laid_out
 from kernels.api import Ops
 from strategies.geometry import Geometry, HeadSharing
 
@@ -66,7 +66,7 @@ def load_model(
     checkpoint, tokenizer = _opened(source, seed, device, shape)
     weights = fuse(checkpoint, getattr(torch, name), device)
     architecture, weights, label = share_heads(checkpoint.architecture, weights, heads, seed)
-    decoder = Decoder(architecture, weights, ops)
+    decoder = Decoder(architecture, laid_out(weights), ops)
     return Model(checkpoint.name, checkpoint.sha256, architecture, decoder, tokenizer, label, architecture.geometry(name, device))
 
 

@@ -7,7 +7,7 @@ the weights are used.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -96,6 +96,24 @@ def fuse(checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> Weights:
     head = embedding if architecture.tied else read.matrix("lm_head.weight", architecture.vocab, architecture.hidden)
     layers = tuple(_layer(read, architecture, f"model.layers.{index}.") for index in range(len(architecture.layers)))
     return Weights(embedding, layers, read.norm("model.norm.weight", architecture.hidden), head)
+
+
+def laid_out(weights: Weights) -> Weights:
+    """The same values, stored column by column where a CPU multiplies faster so.
+
+    A step of one or two tokens streams every matrix once. In float32 and float64 the CPU's library does that up to 1.7 times as
+    fast over columns when a matrix has more rows than columns; other matrices and dtypes lose by it, and a GPU does not care.
+    """
+    if weights.embedding.device.type != "cpu" or weights.embedding.dtype not in (torch.float32, torch.float64):
+        return weights
+    layers = tuple(replace(layer, qkv=_by_columns(layer.qkv), gate_up=_by_columns(layer.gate_up)) for layer in weights.layers)
+    tied = weights.head is weights.embedding
+    head = _by_columns(weights.head)
+    return replace(weights, embedding=head if tied else weights.embedding, layers=layers, head=head)
+
+
+def _by_columns(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix.t().contiguous().t() if matrix.shape[0] > matrix.shape[1] else matrix
 
 
 def _layer(read: _Reader, a: Architecture, prefix: str) -> LayerWeights:

@@ -12,7 +12,7 @@ import numpy as np
 from kernels.cpu.compiled import kernel
 from kernels.cpu.emit import BLOCK, LANES
 from kernels.cpu.micro import CHUNK, PANEL, TILE_ROWS, decode_row, exp_sum, matmul, scale_row, scaled_max, transpose
-from kernels.cpu.scalars import float_of, load_f32, load_i64, store_f32, take
+from kernels.cpu.scalars import copy_floats, decoded_value, float_word, load_f32, set_floats, store_f32, take, word
 from kernels.cpu.shared import (
     CAPPED,
     COUNTERS,
@@ -46,15 +46,11 @@ from kernels.cpu.shared import (
     VALUES,
     WINDOW,
     cap_scores,
-    copy_floats,
-    decoded_value,
     fill_slots,
     inline,
     load_query,
     merge_rows,
-    set_floats,
     store_answer,
-    word,
 )
 
 TILE = 120  # query rows (tokens times shared heads) of one tile: their scores and sums stay in the second-level cache
@@ -91,7 +87,7 @@ def _unpack(args, store, head, slots, count, width, out):
     row_bytes, scale_bytes, form = word(args, store + 1), word(args, store + 4), word(args, store + 6)
     blocks = dim // BLOCK
     for r in range(count):
-        slot = load_i64(slots + 8 * r)
+        slot = word(slots, r)
         code_at, scale_at, out_at = codes + slot * row_bytes, scales + slot * scale_bytes, out + 4 * width * r
         decode_row(form, code_at, scale_at, blocks, out_at)
         for i in range(blocks * BLOCK, dim):
@@ -115,9 +111,9 @@ def _hide(args, task, low, count, position, scores):
 @inline
 def _weigh(args, task, low, count, position, scores, top_at, total_at, sums, width):
     """Scores of one query to weights, in place; its maximum, total and sums are brought up to date."""
-    top = scaled_max(scores, float_of(np.int32(word(args, SCALE))))
+    top = scaled_max(scores, float_word(args, SCALE))
     if word(args, CAPPED) != 0:
-        cap_scores(scores, CHUNK, float_of(np.int32(word(args, SOFTCAP))))
+        cap_scores(scores, CHUNK, float_word(args, SOFTCAP))
     _hide(args, task, low, count, position, scores)
     top = scaled_max(scores, np.float32(1))
     old = load_f32(top_at)
@@ -152,43 +148,48 @@ def _finish(args, task, state, rows, width):
             store_answer(args, token, head, state + 4 * (2 * rows + row * width), load_f32(state + 4 * (rows + row)))
 
 
-@kernel
-def chunk(args):
-    dim = word(args, DIM)
-    shared = word(args, QUERY_HEADS) // word(args, KV_HEADS)
-    width = (dim + PANEL - 1) // PANEL * PANEL
-    slots = word(args, SCRATCH) + take(args + 8 * NEXT_THREAD) * word(args, SCRATCH_BYTES)
-    unpacked = slots + 8 * CHUNK
-    turned = unpacked + 4 * CHUNK * width
-    queries = turned + 4 * CHUNK * width
-    while True:
-        number = take(args + 8 * NEXT_TASK)
-        if number >= word(args, TASKS):
-            return
-        task = word(args, TABLE) + 8 * TASK_WORDS * number
-        head, used = word(task, HEAD), word(task, TOKENS) * shared
-        rows = (used + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
-        scores = queries + 4 * rows * width
-        tops = scores + 4 * rows * CHUNK
-        sums = tops + 8 * rows
-        for row in range(used):
-            load_query(args, word(task, ROW) + row // shared, head * shared + row % shared, queries + 4 * width * row, width)
-        set_floats(queries, used * width, rows * width, np.float32(0))
-        set_floats(tops, 0, rows, np.float32(-np.inf))
-        set_floats(tops, rows, rows * (2 + width), np.float32(0))
-        low = word(task, LOW)
-        while low < word(task, HIGH):
-            count = min(np.int64(CHUNK), word(task, HIGH) - low)
-            fill_slots(args, task, low, count, count, slots)
-            _unpack(args, KEYS, head, slots, count, width, unpacked)
-            for r in range(0, CHUNK, LANES):
-                for d in range(0, width, LANES):
-                    transpose(unpacked + 4 * (r * width + d), 4 * width, turned + 4 * (d * CHUNK + r), 4 * CHUNK)
-            matmul(queries, 4 * width, turned, 4 * CHUNK, scores, 4 * CHUNK, rows, CHUNK, width, 0)
+def make_chunk():
+    """The kernel for tiles."""
+
+    @kernel
+    def tiles(args):
+        dim = word(args, DIM)
+        shared = word(args, QUERY_HEADS) // word(args, KV_HEADS)
+        width = (dim + PANEL - 1) // PANEL * PANEL
+        slots = word(args, SCRATCH) + take(args + 8 * NEXT_THREAD) * word(args, SCRATCH_BYTES)
+        unpacked = slots + 8 * CHUNK
+        turned = unpacked + 4 * CHUNK * width
+        queries = turned + 4 * CHUNK * width
+        while True:
+            number = take(args + 8 * NEXT_TASK)
+            if number >= word(args, TASKS):
+                return
+            task = word(args, TABLE) + 8 * TASK_WORDS * number
+            head, used = word(task, HEAD), word(task, TOKENS) * shared
+            rows = (used + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+            scores = queries + 4 * rows * width
+            tops = scores + 4 * rows * CHUNK
+            sums = tops + 8 * rows
             for row in range(used):
-                position = word(task, POSITION) + row // shared
-                _weigh(args, task, low, count, position, scores + 4 * CHUNK * row, tops + 4 * row, tops + 4 * (rows + row), sums + 4 * width * row, width)
-            _unpack(args, VALUES, head, slots, count, width, unpacked)
-            matmul(scores, 4 * CHUNK, unpacked, 4 * width, sums, 4 * width, rows, width, count, 1)
-            low += count
-        _finish(args, task, tops, rows, width)
+                load_query(args, word(task, ROW) + row // shared, head * shared + row % shared, queries + 4 * width * row, width)
+            set_floats(queries, used * width, rows * width, np.float32(0))
+            set_floats(tops, 0, rows, np.float32(-np.inf))
+            set_floats(tops, rows, rows * (2 + width), np.float32(0))
+            low = word(task, LOW)
+            while low < word(task, HIGH):
+                count = min(np.int64(CHUNK), word(task, HIGH) - low)
+                fill_slots(args, task, low, count, count, slots)
+                _unpack(args, KEYS, head, slots, count, width, unpacked)
+                for r in range(0, CHUNK, LANES):
+                    for d in range(0, width, LANES):
+                        transpose(unpacked + 4 * (r * width + d), 4 * width, turned + 4 * (d * CHUNK + r), 4 * CHUNK)
+                matmul(queries, 4 * width, turned, 4 * CHUNK, scores, 4 * CHUNK, rows, CHUNK, width, 0)
+                for row in range(used):
+                    position = word(task, POSITION) + row // shared
+                    _weigh(args, task, low, count, position, scores + 4 * CHUNK * row, tops + 4 * row, tops + 4 * (rows + row), sums + 4 * width * row, width)
+                _unpack(args, VALUES, head, slots, count, width, unpacked)
+                matmul(scores, 4 * CHUNK, unpacked, 4 * width, sums, 4 * width, rows, width, count, 1)
+                low += count
+            _finish(args, task, tops, rows, width)
+
+    return tiles

@@ -11,7 +11,7 @@ import numpy as np
 
 from kernels.cpu.compiled import kernel
 from kernels.cpu.micro import CHUNK, add_rows, dot_rows, exp_sum, scale_row, scaled_max
-from kernels.cpu.scalars import float_of, load_f32, store_f32, take
+from kernels.cpu.scalars import copy_floats, float_word, load_f32, set_floats, store_f32, take, word
 from kernels.cpu.shared import (
     CAPPED,
     COUNTERS,
@@ -38,15 +38,12 @@ from kernels.cpu.shared import (
     UNIT,
     VALUES,
     cap_scores,
-    copy_floats,
     fill_slots,
     inline,
     load_query,
     merge_rows,
-    set_floats,
     store_answer,
     store_words,
-    word,
 )
 
 GROUPS = (1, 2, 3, 4)  # query heads that share one pass over a row
@@ -113,7 +110,7 @@ def make_decode(group: int):
         sums = totals + 4 * rows
         k_codes, k_row, k_head, k_scales, k_scale_row, k_scale_head, k_form = store_words(args, KEYS)
         v_codes, v_row, v_head, v_scales, v_scale_row, v_scale_head, v_form = store_words(args, VALUES)
-        scale, cap = float_of(np.int32(word(args, SCALE))), float_of(np.int32(word(args, SOFTCAP)))
+        scale, cap = float_word(args, SCALE), float_word(args, SOFTCAP)
         while True:
             number = take(args + 8 * NEXT_TASK)
             if number >= word(args, TASKS):

@@ -41,7 +41,7 @@ def attend(
     """q [T, Hq, D] over the stored rows of its spans -> [T, Hq, D] in q's dtype."""
     tokens, q_heads, head_dim = q.shape
     group, spans = q_heads // keys.heads, len(batch.spans)
-    rows = query_rows(group, tokens, spans)
+    rows = query_rows(group, tokens, spans, dtype_name(q.dtype))
     tile_queries = rows // group
     tiles = tokens // tile_queries + spans  # at least the sum of each span's tiles, from constants of the plan
     longest = max(stop for _, stop in batch.spans)

@@ -18,6 +18,7 @@ class Facts:
     """Counts are of instructions in the text; loop figures are of the loop that holds the most matrix instructions.
 
     loop_load_bytes: bytes that all threads of a program ask for in one pass of that loop, through loads of at least 8 bytes.
+    loop_exponentials: exponentials of one thread in one pass; a compiler may unroll key tiles into a pass, and these count them.
     """
 
     registers: int
@@ -28,6 +29,7 @@ class Facts:
     matrix_instructions: int
     loop_load_bytes: int
     loop_widest_load_bytes: int
+    loop_exponentials: int
 
 
 def facts(compiled, threads: int) -> Facts:
@@ -117,6 +119,7 @@ def _summed(lines: list[_Line], threads: int, registers: int, spills: int, local
         matrix_instructions=sum(line.matrix for line in lines),
         loop_load_bytes=sum(wide) * threads,
         loop_widest_load_bytes=max(wide, default=0),
+        loop_exponentials=sum(line.opcode.startswith(("MUFU.EX2", "v_exp_f32")) for line in loop),
     )
 
 

@@ -6,6 +6,7 @@ alignment; the test of that compares the two. It does not judge what comes out.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,15 @@ class Request:
     warps: int = 4
     stages: int = 3  # Triton's default, which launches that name none get
 
+    def digest(self, target: str) -> str:
+        """Names the compilation: the kernel's source with all it calls, and everything that is asked of the compiler."""
+        constants = {name: str(value) for name, value in sorted(self.constants.items())}
+        asked = (self.kernel.cache_key, sorted(self.types.items(), key=str), constants, self.warps, self.stages, target)
+        return hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
+
+    def threads(self, target: str) -> int:
+        return self.warps * TARGETS[target].warp_size
+
     def source(self) -> ASTSource:
         names = self.kernel.arg_names
         constants = self.constants | {name: None for name, kind in self.types.items() if kind is None}
@@ -70,7 +80,9 @@ def request(spec: Spec, target: str) -> Request:
         return _attend(spec, TARGETS[target].backend == "hip")
     if isinstance(spec, Merge):
         types = {"parts": "*fp32", "lse": "*fp32", "out": POINTERS[spec.dtype], "rows": "i32", "splits": "i32"}
-        return Request(merge_kernel, types, {"D": spec.head_dim, "BLOCK_D": block_dim(spec.head_dim), "BLOCK_R": 1, "BLOCK_S": MERGE_SPLITS})
+        return Request(
+            merge_kernel, types, {"D": spec.head_dim, "BLOCK_D": block_dim(spec.head_dim), "BLOCK_R": 1, "BLOCK_S": MERGE_SPLITS}
+        )
     if isinstance(spec, Rows):
         return _rows(spec)
     if isinstance(spec, Copy):

@@ -114,13 +114,18 @@ def row_block(head_dim: int) -> int:
     return max(1, 2048 // block_dim(head_dim))
 
 
-def query_rows(group: int, tokens: int, spans: int) -> int:
-    """Rows of a query tile, from constants of the plan: the query heads of a KV head times the mean span."""
+def query_rows(group: int, tokens: int, spans: int, dtype: str) -> int:
+    """Rows of a query tile, from constants of the plan: the query heads of a KV head times the mean span.
+
+    float32 has no matrix instruction of full precision, so its tiles stay as small as the group allows: larger ones spill.
+    """
     wanted = group * -(-tokens // spans)
     if group > WIDEST_ROWS:
         raise ValueError(
             f"{group} query heads share a KV head: the triton kernels pack at most {WIDEST_ROWS} into a tile; use backend=reference"
         )
+    if dtype == "float32":
+        return max(DECODE_ROWS, power_of_two(group))
     if wanted <= DECODE_ROWS:
         return DECODE_ROWS
     return PREFILL_ROWS if group <= PREFILL_ROWS else WIDEST_ROWS
@@ -140,7 +145,7 @@ def key_splits(planned: int, programs: int, longest: int, processors: int) -> in
 def tuning(spec: Attend, amd: bool) -> Tuning:
     """A key tile of 64 rows, 32 of long or float32 rows. Decode tiles keep one more load in flight, but not in AMD's 64 KiB of LDS."""
     wide = block_dim(spec.head_dim) > 128 or spec.dtype == "float32"
-    warps = 8 if spec.rows > DECODE_ROWS and block_dim(spec.head_dim) > 128 else 4
+    warps = 8 if spec.dtype == "float32" or (spec.rows > DECODE_ROWS and block_dim(spec.head_dim) >= 128) else 4
     stages = 3 if spec.rows == DECODE_ROWS and not amd else 2
     return Tuning(32 if wide else 64, warps, stages)
 
@@ -160,8 +165,9 @@ def _attention() -> frozenset[Attend]:
     forms |= {Attend(layout, "raw", "raw", "bfloat16", 256, m, w, s) for layout, m, w, s in product(stored, rows, yes_no, yes_no)}
     forms |= {Attend("paged", "int8", "int8", "bfloat16", 256, m, True, s) for m, s in product(rows, yes_no)}
     forms |= {Attend(layout, c, c, "float16", d, m) for layout, c, d, m in product(stored, ("raw", "int8"), (64, 128), rows)}
-    forms |= {Attend(layout, c, c, "float32", d, m) for layout, c, d, m in product(stored, ("raw", "int8"), (64, 128), rows)}
-    forms |= {Attend("packed", "raw", "raw", dtype, d, PREFILL_ROWS) for dtype, d in product(DTYPES, HEAD_DIMS)}
+    forms |= {Attend(layout, c, c, "float32", d, DECODE_ROWS) for layout, c, d in product(stored, ("raw", "int8"), (64, 128))}
+    forms |= {Attend("packed", "raw", "raw", "float32", d, DECODE_ROWS) for d in (64, 128)}
+    forms |= {Attend("packed", "raw", "raw", dtype, d, PREFILL_ROWS) for dtype, d in product(("bfloat16", "float16"), HEAD_DIMS)}
     forms |= {Attend("packed", "raw", "raw", "bfloat16", d, m, w) for d, m, w in product((64, 128), rows, yes_no)}
     # Multi-query models with more than 64 query heads.
     forms |= {Attend("paged", c, c, "bfloat16", 64, WIDEST_ROWS) for c in ("raw", "int8")}
@@ -180,3 +186,24 @@ def _others() -> frozenset[Spec]:
 
 
 LISTED: frozenset[Spec] = _attention() | _others()
+
+# Compiled again by every test run: each codec, layout, dtype, tile and flag of attention once, and one form of every other kernel.
+SAMPLE: frozenset[Spec] = frozenset(
+    {
+        Attend("paged", "raw", "raw", "bfloat16", 128, DECODE_ROWS),
+        Attend("paged", "int8", "int8", "bfloat16", 64, DECODE_ROWS),
+        Attend("dense", "q8_0", "q4_0", "bfloat16", 64, DECODE_ROWS),
+        Attend("paged", "fp8", "fp8", "bfloat16", 128, DECODE_ROWS),
+        Attend("dense", "raw", "raw", "float32", 64, DECODE_ROWS),
+        Attend("paged", "raw", "raw", "bfloat16", 256, DECODE_ROWS, True, True),
+        Attend("paged", "int8", "int8", "float16", 64, PREFILL_ROWS),
+        Attend("packed", "raw", "raw", "bfloat16", 80, PREFILL_ROWS),
+        Merge("bfloat16", 128),
+        Rows("write", "q4_0", "bfloat16", 64),
+        Rows("read", "q8_0", "bfloat16", 64),
+        Copy(8),
+        Pointwise("rope", "bfloat16", 64),
+        Pointwise("rms_norm residual", "bfloat16", 1024),
+        Pointwise("gated silu", "bfloat16", 1024),
+    }
+)

@@ -115,17 +115,17 @@ def compression_buys_tokens(subject: Subject) -> None:
 def admission_by_prediction_is_kept(subject: Subject) -> None:
     """When bytes_for says that n sequences fit the budget, n sequences fit, all at once and to their full length."""
     geometry = subject.geometry(heads=(4, 1), head_dim=8, context=96)
-    facts = stored(subject, geometry)
-    length = max(9, 2 * (facts.page_size or 4) + 1)
+    length = min(max(9, stored(subject, geometry).reach), 48)
     ask = World(subject, geometry, shadowed=False).raw
-    for count in (1, 2, 3):
-        world = World(subject, geometry, ask.bytes_for([length] * count, length), shadowed=False)
+    for count, chunk in ((1, length), (2, length), (3, length), (2, 4)):
+        budget = ask.bytes_for([length] * count, chunk)
+        world = World(subject, geometry, budget, shadowed=False)
         sids = [world.open(expect=length) for _ in range(count)]
         try:
-            for lane, sid in enumerate(sids):
-                world.step({sid: tokens(length, lane)})
+            for at in range(0, length, chunk):
+                world.step({sid: tokens(length, lane)[at : at + chunk] for lane, sid in enumerate(sids)})
         except CacheFull as full:
-            raise AssertionError(f"{count} sequences of {length} tokens were predicted to fit {world.budget} bytes: {full}") from full
+            raise AssertionError(f"{count} sequences of {length} tokens fed {chunk} at a time were predicted to fit {budget} bytes: {full}") from full
 
 
 @promise("C", "C08")

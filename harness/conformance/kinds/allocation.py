@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.conformance.promise import NotApplicable, promise
 from harness.conformance.subject import Subject, stored
-from harness.conformance.world import World, tokens
+from harness.conformance.world import World, budget_for, tokens
 from strategies.geometry import CacheFull, Stats
 
 
@@ -40,7 +40,7 @@ def cutting_gives_capacity_back(subject: Subject) -> None:
     """A sequence cut to a few tokens leaves as much room as one that never was longer; asked back by filling."""
     geometry = subject.rewindable(1, head_dim=8)
     facts, length = stored(subject, geometry), _unit(subject)
-    long, short = (World(subject, geometry, World(subject, geometry).raw.bytes_for([length] * 4, length)) for _ in range(2))
+    long, short = (World(subject, geometry, budget_for(subject, geometry, 4, length)) for _ in range(2))
     back = int(min(facts.rewind, length - 2))
     for world, size in ((long, length), (short, length - back)):
         world.start(tokens(size), expect=size)
@@ -159,8 +159,7 @@ def _tight(subject: Subject, count: int) -> World:
     """A world whose budget is what `count` sequences of a unit reserve."""
     geometry = subject.geometry(head_dim=8, windows=(None, 5))
     stored(subject, geometry)
-    unit = _unit(subject)
-    return World(subject, geometry, World(subject, geometry).raw.bytes_for([unit] * count, unit))
+    return World(subject, geometry, budget_for(subject, geometry, count, _unit(subject)))
 
 
 def _unit(subject: Subject) -> int:

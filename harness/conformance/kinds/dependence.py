@@ -6,7 +6,7 @@ import numpy as np
 
 from harness.conformance.promise import promise
 from harness.conformance.subject import Subject, stored
-from harness.conformance.world import World, tokens
+from harness.conformance.world import World, budget_for, tokens
 
 
 @promise("D", "D01", "D02", "D05", "L04")
@@ -25,7 +25,7 @@ def placement_does_not_matter(subject: Subject) -> None:
     """Memory is fragmented in two different ways before the prompt comes: its answers are the same to the bit."""
     geometry = subject.geometry()
     stored(subject, geometry)
-    budget = World(subject, geometry).raw.bytes_for([12] * 8, 12)
+    budget = budget_for(subject, geometry, 8, 12)
     answers = []
     for order in ((), (0, 2, 4), (5, 1, 3), (4, 0, 5, 2)):
         world = World(subject, geometry, budget)
@@ -43,9 +43,9 @@ def placement_does_not_matter(subject: Subject) -> None:
 def capacity_does_not_matter(subject: Subject) -> None:
     """Just enough memory, four times as much, and no budget at all: the same bits."""
     geometry = subject.geometry()
-    need = World(subject, geometry).raw.bytes_for([12], 12)
+    need = budget_for(subject, geometry, 1, 12)
     answers = []
-    for budget in (need, 4 * need, None) if need else (None, None):
+    for budget in (None, None) if need is None else (need, 4 * need, None):
         world = World(subject, geometry, budget)
         sid = world.open(expect=12)
         answers.append([*world.feed_on(sid, tokens(9), 4), *world.feed_on(sid, [1, 2, 3], 1)])

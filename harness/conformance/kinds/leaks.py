@@ -11,7 +11,7 @@ import numpy as np
 from harness.conformance.poison import poison_free_memory
 from harness.conformance.promise import NotApplicable, promise
 from harness.conformance.subject import Subject, stored
-from harness.conformance.world import World, tokens
+from harness.conformance.world import World, budget_for, tokens
 from strategies.geometry import CacheFull
 
 
@@ -33,7 +33,7 @@ def memory_handed_on_gives_the_bits_of_fresh_memory(subject: Subject) -> None:
     """The same prompt after others have used and left every row equals a first run, bit for bit; freed memory is poisoned before."""
     geometry = subject.geometry()
     stored(subject, geometry)
-    budget = World(subject, geometry).raw.bytes_for([14, 14], 14)
+    budget = budget_for(subject, geometry, 2, 14)
     fresh, used = World(subject, geometry, budget), World(subject, geometry, budget)
     for number in (1, 2):
         sids = [used.start(tokens(13, number + lane), 5, expect=14) for lane in (0, 3)]
@@ -122,7 +122,7 @@ def adopted_memory_is_not_handed_to_others(subject: Subject) -> None:
     """Kept prefixes give way when memory is needed, and then they are no longer found; nobody reads another's rows."""
     prompt = _adopting(subject, 12)
     geometry = subject.geometry()
-    budget = World(subject, geometry).raw.bytes_for([13, 13], 13)
+    budget = budget_for(subject, geometry, 2, 13)
     world = World(subject, geometry, budget)
     for number in range(5):
         first = world.start(prompt, expect=13)
@@ -150,8 +150,7 @@ def _adopting(subject: Subject, length: int) -> list[int]:
 def _roomy(subject: Subject) -> World:
     """Room enough to keep what ended."""
     geometry = subject.geometry()
-    budget = World(subject, geometry).raw.bytes_for([40] * 5, 40)
-    return World(subject, geometry, budget or None)
+    return World(subject, geometry, budget_for(subject, geometry, 5, 40))
 
 
 def _run(world: World) -> list[np.ndarray]:

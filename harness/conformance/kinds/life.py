@@ -11,7 +11,7 @@ import numpy as np
 from harness.conformance.promise import promise
 from harness.conformance.subject import Subject
 from harness.conformance.toy import HEAD_DIMS, HEADS
-from harness.conformance.world import World, tokens
+from harness.conformance.world import World, budget_for, tokens
 from harness.errors import UserError
 from strategies.geometry import CacheFull, CannotRewind, Geometry
 
@@ -142,7 +142,7 @@ def _world(subject: Subject, geometry: Geometry, count: int | None) -> tuple[Wor
     """A world, with a budget for `count` sequences of UNIT tokens when count is given, and the capacity it should have at the end."""
     if count is None:
         return World(subject, geometry), None
-    budget = World(subject, geometry, shadowed=False).raw.bytes_for([UNIT] * count, UNIT)
-    if budget == 0:
+    budget = budget_for(subject, geometry, count, UNIT)
+    if budget is None:
         return World(subject, geometry), None
     return World(subject, geometry, budget), World(subject, geometry, budget, shadowed=False).capacity(UNIT, 60)

@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.conformance.promise import promise
 from harness.conformance.subject import Subject, stored
-from harness.conformance.world import World, tokens
+from harness.conformance.world import World, budget_for, tokens
 from strategies.geometry import CannotRewind, Geometry
 
 
@@ -112,7 +112,7 @@ def rewinding_moves_no_memory(subject: Subject) -> None:
     """Under a budget the tensors keep their address, shape and bytes through feed, cut and feed."""
     geometry = subject.rewindable(0)
     facts = stored(subject, geometry)
-    world = World(subject, geometry, World(subject, geometry).raw.bytes_for([facts.reach + 8], facts.reach + 8))
+    world = World(subject, geometry, budget_for(subject, geometry, 1, facts.reach + 8))
     before = [(tensor.data_ptr(), tensor.shape) for tensor in world.cache.tensors()]
     sid = world.start(tokens(facts.reach + 4), 8, expect=facts.reach + 8)
     world.truncate(sid, len(world.logs[sid]) - int(min(3, facts.rewind)))

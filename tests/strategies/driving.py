@@ -1,0 +1,144 @@
+"""A cache driven by hand: keys are zero, so an answer is the mean of the values a query may see, and values name token and position.
+
+Every answer is compared with that mean over the history kept here, in plain Python; unwritten and foreign memory is poisoned.
+It does not know how a cache stores rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from harness.conformance.poison import PoisonOps
+from kernels.backend import resolve
+from strategies.base import KVCache, Plan
+from strategies.geometry import CacheFull, Geometry, LayerShape
+from strategies.paged import Paged
+
+HEAD_DIM = 4
+
+
+def shape(windows: tuple[int | None, ...] = (None,), dtype: str = "float64", context: int = 64, kv_heads: int = 1) -> Geometry:
+    """A model of one layer for each window, three query heads for each KV head."""
+    layers = tuple(LayerShape(kv_heads, HEAD_DIM, window) for window in windows)
+    return Geometry(layers, 3 * kv_heads, 0.5, None, dtype, "cpu", context)
+
+
+def ops() -> PoisonOps:
+    return PoisonOps(resolve("reference", "cpu"))
+
+
+def paged(windows: tuple[int | None, ...] = (None,), budget: int | None = None, context: int = 64, **parameters: object) -> Paged:
+    """A paged cache of `shape(windows)`."""
+    return Paged(shape(windows, context=context), budget, ops(), **parameters)
+
+
+def nbytes(cache: KVCache) -> int:
+    """Bytes of the tensors that the cache really holds."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in cache.tensors())
+
+
+def value(token: int, position: int) -> list[float]:
+    """The V row of one token: no two (token, position) share it."""
+    return [float(token), float(position), float(token * position), 1.0]
+
+
+class Driver:
+    """One cache and the history that each of its sequences must have."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
+        self.logs: dict[int, list[int]] = {}
+
+    def open(self, prompt: Sequence[int] = (), expect: int | None = None) -> int:
+        sid = self.cache.open(prompt, expect)
+        self.logs[sid] = list(prompt[: self.cache.held(sid)])
+        return sid
+
+    def start(self, tokens: Sequence[int], chunk: int | None = None, expect: int | None = None) -> int:
+        """Open a sequence and feed it `tokens`, `chunk` at a time."""
+        sid = self.open(tokens, expect)
+        self.feed(sid, tokens[len(self.logs[sid]) :], chunk)
+        return sid
+
+    def feed(self, sid: int, tokens: Sequence[int], chunk: int | None = None) -> None:
+        size = len(tokens) if chunk is None else chunk
+        for at in range(0, len(tokens), max(size, 1)):
+            self.step({sid: tokens[at : at + size]})
+
+    def step(self, news: Mapping[int, Sequence[int]]) -> None:
+        plan = self.plan(news)
+        self.run(plan, news)
+        self.commit(plan, news)
+
+    def plan(self, news: Mapping[int, Sequence[int]]) -> Plan:
+        return self.cache.plan({sid: len(self.logs[sid]) + len(new) for sid, new in news.items()})
+
+    def run(self, plan: Plan, news: Mapping[int, Sequence[int]], layers: int | None = None) -> None:
+        """Attend through the first `layers` layers (all when None) and compare with the mean of what each query may see."""
+        logs = {sid: [*self.logs[sid], *news[sid]] for sid in news}
+        fed = [(sid, at) for sid, start, stop in plan.spans for at in range(start, stop)]
+        geometry = self.cache.geometry
+        for layer in range(len(geometry.layers) if layers is None else layers):
+            heads = geometry.layers[layer].kv_heads
+            rows = torch.tensor([value(logs[sid][at], at) for sid, at in fed], dtype=self.cache.dtype)  # [T, D]
+            v = rows[:, None, :].repeat(1, heads, 1)
+            q = torch.ones(len(fed), geometry.query_heads, HEAD_DIM, dtype=self.cache.dtype)
+            out = self.cache.attend(layer, q, torch.zeros_like(v), v, plan)
+            mask = self.cache.mask(layer)
+            for row, (sid, at) in zip(out, fed, strict=True):
+                seen = [j for j in range(at + 1) if mask.window is None or at - j < mask.window or j < mask.sinks]
+                want = torch.tensor([value(logs[sid][j], j) for j in seen], dtype=torch.float64).mean(0)
+                assert torch.allclose(row.double(), want.expand_as(row), rtol=1e-9, atol=1e-9), f"layer {layer}, sequence {sid}, query {at}"
+
+    def commit(self, plan: Plan, news: Mapping[int, Sequence[int]]) -> None:
+        logs = {sid: [*self.logs[sid], *new] for sid, new in news.items()}
+        self.cache.commit(plan, [token for sid, start, stop in plan.spans for token in logs[sid][start:stop]])
+        self.logs |= logs
+
+    def abort_after(self, news: Mapping[int, Sequence[int]], layers: int | None = None) -> None:
+        """Plan, attend through some layers, and think better of it."""
+        plan = self.plan(news)
+        self.run(plan, news, layers)
+        self.cache.abort(plan)
+
+    def fork(self, sid: int) -> int:
+        child = self.cache.fork(sid)
+        self.logs[child] = list(self.logs[sid])
+        return child
+
+    def truncate(self, sid: int, length: int) -> None:
+        self.cache.truncate(sid, length)
+        del self.logs[sid][length:]
+
+    def close(self, *sids: int) -> None:
+        for sid in sids or tuple(self.logs):
+            self.cache.close(sid)
+            del self.logs[sid]
+
+    def look(self) -> None:
+        """Read every sequence back: plan one token each, compare the answers, take the plan back."""
+        for sid, log in self.logs.items():
+            if len(log) < self.cache.geometry.context:
+                self.abort_after({sid: [7]})
+
+    def fits(self, length: int, most: int = 60) -> int:
+        """How many new sequences of `length` tokens fit beside the living ones, found by filling; they are closed again."""
+        opened = []
+        try:
+            while len(opened) < most:
+                opened.append(self.open(expect=length))
+                self.step({opened[-1]: [len(opened)] * length})
+        except CacheFull:
+            opened_whole = len(opened) - 1
+        else:
+            raise AssertionError(f"{most} sequences of {length} tokens fit: the budget limits nothing")
+        finally:
+            self.close(*opened)
+        return opened_whole
+
+
+def fresh_fits(make: Callable[[], KVCache], length: int) -> int:
+    """What `fits` says of a cache that has done nothing yet."""
+    return Driver(make()).fits(length)
