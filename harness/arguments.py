@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from harness.errors import UserError
 
-GROUPS = ("strategy", "reference", "model", "data", "workload", "quality", "measure", "tracking", "experiment")
+GROUPS = ("strategy", "reference", "model", "data", "workload", "quality", "measure", "tracking", "experiment", "sweep")
 _VALUE_FLAGS = ("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--cfg", "-c", "--package", "-p", "--info", "-i")
 _OVERRIDE = re.compile(r"(?P<plus>\+{0,2})(?P<key>[A-Za-z_][\w.\-]*)=(?P<value>.*)", re.DOTALL)
 _NOT_A_NAME = re.compile(r"[-+\d.][^,]*|true|false", re.IGNORECASE)  # Hydra would take these for numbers and truth values

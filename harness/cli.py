@@ -17,10 +17,11 @@ from typing import Any
 
 import hydra
 import yaml
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -28,6 +29,7 @@ from harness.arguments import hydra_arguments, is_multirun
 from harness.errors import UserError
 from harness.manual import manual
 from harness.schema import text_keys
+from harness.sweep import Sweep, expanded
 
 OK, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit codes
 _HERE = Path(__file__).resolve().parent
@@ -50,9 +52,10 @@ def cli(arguments: Sequence[str]) -> int:
         return OK
     codes: list[int] = []
     process = os.getpid()
+    sweep: Sweep | None = None
 
     def point(config: DictConfig) -> None:
-        code = _run_point(config)
+        code = _run_point(config, sweep)
         if os.getpid() != process:
             if code != OK:
                 raise PointEnded(f"exit code {code}")
@@ -60,8 +63,10 @@ def cli(arguments: Sequence[str]) -> int:
         codes.append(code)
 
     try:
-        ready = hydra_arguments(arguments, text_keys())
-        if is_multirun(arguments):
+        typed, name = expanded(arguments, [*_extra_folders(arguments), Path(CONFIG_FOLDER)])
+        ready = hydra_arguments(typed, text_keys())
+        if is_multirun(typed):
+            sweep = Sweep(name, _say)
             # Hydra has to write its multirun.yaml somewhere; each record holds all that it would say.
             with tempfile.TemporaryDirectory(prefix="kvbench-sweep-") as folder:
                 _compose_and_call([f"hydra.sweep.dir={folder}", *ready], point)
@@ -74,8 +79,10 @@ def cli(arguments: Sequence[str]) -> int:
         _complain(f"a point of the sweep ended badly: {error}")
         return FAILED
     except KeyboardInterrupt:
-        _complain("interrupted")
+        _complain("interrupted; the same command goes on from here" if sweep is not None else "interrupted")
         return INTERRUPTED
+    if sweep is not None:
+        print(sweep.ended(), end="")
     return _exit_code(codes)
 
 
@@ -95,28 +102,55 @@ def _exit_code(codes: list[int]) -> int:
     return REFUSED if set(codes) == {REFUSED} else FAILED
 
 
-def _run_point(config: DictConfig) -> int:
+def _run_point(config: DictConfig, sweep: Sweep | None) -> int:
     """One configuration, from check to record. Never raises, so that a sweep goes on; Ctrl-C excepted."""
     runtime = HydraConfig.get()
-    if runtime.mode == RunMode.MULTIRUN:
-        print(f"\npoint {runtime.job.num + 1}: {' '.join(override.lstrip('+') for override in runtime.overrides.task)}", file=sys.stderr)
+    if sweep is None:
+        return _outcome(config, runtime, None)[0]
+    label = " ".join(override.lstrip("+") for override in runtime.overrides.task)
+    if sweep.started == 0:
+        sweep.total = _points(runtime)
+    sweep.begin(label)
+    code, sweep.states[label] = _outcome(config, runtime, sweep)
+    return code
+
+
+def _outcome(config: DictConfig, runtime: Any, sweep: Sweep | None) -> tuple[int, str]:
+    """(exit code, what became of it) of one configuration."""
     try:
-        plain = _plain(config, runtime)
+        plain = _plain(config, runtime) if sweep is None else sweep.grouped(_plain(config, runtime))
         from harness.build import parse
 
-        parse(plain)
+        settings = parse(plain)
         from rich.console import Console
 
         from harness.run import run
 
-        record = run(plain, Console())
+        console = Console()
+        record = run(plain, console) if sweep is None else sweep.record(plain, settings, lambda: run(plain, console))
     except UserError as error:
         _complain(str(error))
-        return REFUSED
-    except Exception:  # the record, if there is one, says so too; whoever has to mend it needs the place
+        return REFUSED, f"refused: {error}"
+    except Exception as error:  # the record, if there is one, says so too; whoever has to mend it needs the place
         traceback.print_exc()
-        return FAILED
-    return OK if record["status"] == "ok" else FAILED
+        return FAILED, f"failed: {type(error).__name__}: {_first_line(error)}"
+    if record is None:
+        return OK, "left to another process"
+    return OK if record["status"] == "ok" else FAILED, record["status"]
+
+
+def _points(runtime: Any) -> int | None:
+    """How many points this sweep has; None where a sweeper decides that as it goes."""
+    if not runtime.sweeper._target_.endswith(".BasicSweeper"):
+        return None
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    overrides = parser.parse_overrides(sys.argv[1 : 1 + _flags_begin(sys.argv[1:])])
+    return sum(len(batch) for batch in BasicSweeper.split_arguments(overrides, None))
+
+
+def _flags_begin(arguments: Sequence[str]) -> int:
+    """Overrides stand first, flags and their values after them."""
+    return next((place for place, argument in enumerate(arguments) if argument.startswith("-")), len(arguments))
 
 
 def _plain(config: DictConfig, runtime: Any) -> dict[str, Any]:
@@ -197,6 +231,10 @@ def one_sentence(error: Exception) -> str:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)
 
 
 def _complain(message: str) -> None:

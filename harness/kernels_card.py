@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
@@ -19,6 +20,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from harness.errors import UserError
+from harness.measure.environment import output_of
 
 CARD = Path(__file__).resolve().parent.parent / "results" / "kernels" / "card.json"
 SHARED_LIMIT_BYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
@@ -98,7 +100,7 @@ def grown(entry: dict, committed: dict | None) -> list[str]:
         return []
     return [
         f"{entry['name']} on {entry['target']}: {key} grew from {committed[key]} to {entry[key]}"
-        for key in ("registers", "spills", "local_bytes", "shared_bytes")
+        for key in ("registers", "spills", "scalar_spills", "local_bytes", "shared_bytes")
         if entry[key] > committed[key]
     ]
 
@@ -141,9 +143,8 @@ def broken_rules(spec, target: str, facts: dict) -> list[str]:
 
     rules = []
     if getattr(spec, "head_dim", 0) <= SPILL_FREE_HEAD_DIM and (facts["spills"] or facts["local_bytes"]):
-        rules.append(
-            f"spills {facts['spills']} and uses {facts['local_bytes']} bytes of local memory: none is allowed up to head_dim {SPILL_FREE_HEAD_DIM}"
-        )
+        spilled = f"spills {facts['spills']} and uses {facts['local_bytes']} bytes of local memory"
+        rules.append(f"{spilled}: none is allowed up to head_dim {SPILL_FREE_HEAD_DIM}")
     if facts["shared_bytes"] > SHARED_LIMIT_BYTES[target]:
         rules.append(f"needs {facts['shared_bytes']} bytes of shared memory and a program has {SHARED_LIMIT_BYTES[target]}")
     return rules + (_broken_attention_rules(spec, target, facts) if isinstance(spec, Attend) else [])
@@ -206,10 +207,25 @@ def cache_folder() -> Path:
 
 
 def _compile(spec, target: str, threads: int) -> dict:
-    from kernels.gpu.binary import facts
+    from kernels.gpu.binary import amd, nvidia
     from kernels.gpu.compiled import compile_for
 
-    return asdict(facts(compile_for(spec, target), threads))
+    compiled = compile_for(spec, target)
+    shared = compiled.metadata.shared
+    if "cubin" not in compiled.asm:
+        return asdict(amd(compiled.asm["amdgcn"], shared, threads))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(compiled.asm["cubin"])
+        usage = output_of([_tool("cuobjdump"), "--dump-resource-usage", str(path)])
+        return asdict(nvidia(usage, output_of([_tool("nvdisasm"), str(path)]), shared, threads))
+
+
+def _tool(name: str) -> str:
+    """One of the binary tools that come with triton."""
+    import triton
+
+    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
 
 
 def _committed(entry: dict) -> dict:

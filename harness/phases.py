@@ -1,4 +1,4 @@
-"""The three phases of a run, each a function of what it needs: verify, measure, quality.
+"""The phases of a run, each a function of what it needs: verify, audit, measure, quality.
 
 It does not know configurations, records or what is printed.
 """
@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from harness.audit import Audit
+from harness.audit import audit as audited
 from harness.engine.engine import Engine, scheduler_for
 from harness.engine.events import COMPLETE, EventLog
 from harness.engine.request import Request
@@ -22,9 +24,12 @@ from harness.measure.quality import Protocol, Quality, measure_quality
 from harness.measure.reading import Side
 from harness.measure.shadow import VerifyResult
 from harness.measure.shadow import verify as shadow_verify
+from harness.schema import Measure
 from harness.sides import Contender
+from strategies.base import KVCache
 
 Progress = Callable[[int, int], None]
+NewLog = Callable[[], EventLog]
 
 
 class Unserved(RuntimeError):
@@ -38,18 +43,6 @@ class Load:
     requests: tuple[Request, ...]
     step_tokens: int
     max_sequences: int | None
-
-
-@dataclass(frozen=True)
-class Audit:
-    """Bytes billed by the formula against bytes of the tensors held at the end of one run of the workload, no budget set."""
-
-    billed_bytes: int
-    stored_bytes: int
-
-    @property
-    def agree(self) -> bool:
-        return self.billed_bytes == self.stored_bytes
 
 
 def require_room(contender: Contender, load: Load) -> None:
@@ -70,14 +63,11 @@ def verify(contender: Contender, tokens: Sequence[int], progress: Progress) -> V
     return shadow_verify(contender.decoder, contender.unbounded_cache, tokens, contender.model.geometry, progress)
 
 
-def serve(contender: Contender, load: Load, device: str) -> EventLog:
-    """One run of the workload on a fresh cache. Unserved when a request could not be finished."""
-    return _served(contender, contender.cache(), load, device)
-
-
-def _served(contender: Contender, cache: Any, load: Load, device: str) -> EventLog:
+def serve(contender: Contender, cache: KVCache, load: Load, device: str, new_log: NewLog = EventLog) -> EventLog:
+    """One pass of the workload on `cache`, which is empty. Unserved when a request could not be finished."""
     scheduler = scheduler_for(cache, load.step_tokens, load.max_sequences)
-    engine = Engine(contender.decoder, cache, scheduler, Sampler(), DeviceClock(device), contender.model.tokenizer.eos_ids)
+    eos_ids = contender.model.tokenizer.eos_ids
+    engine = Engine(contender.decoder, cache, scheduler, Sampler(), DeviceClock(device), eos_ids, new_log)
     log = engine.run(load.requests)
     for completion in engine.completions.values():
         if completion.reason not in COMPLETE:
@@ -85,13 +75,9 @@ def _served(contender: Contender, cache: Any, load: Load, device: str) -> EventL
     return log
 
 
-def audit(contender: Contender, load: Load, device: str) -> Audit:
-    """Serve the workload once with no budget, then compare the formula with the tensors that the cache holds."""
-    cache = contender.unbounded_cache()
-    _served(contender, cache, load, device)
-    lengths = [request.stored_tokens for request in load.requests for _ in request.ids]
-    billed = cache.bytes_for(lengths, min(load.step_tokens, max(len(request.prompt) for request in load.requests)))
-    return Audit(billed, sum(tensor.numel() * tensor.element_size() for tensor in cache.tensors()))
+def audit(contender: Contender, load: Load, tokens: Sequence[int], device: str) -> Audit:
+    """Bytes against their bill, and what really ran; nothing is timed."""
+    return audited(contender, load.requests, load.step_tokens, tokens, lambda cache: serve(contender, cache, load, device))
 
 
 def measure(
@@ -100,15 +86,18 @@ def measure(
     load: Load,
     device: str,
     seed: int,
-    pairs: int,
-    seconds: float,
-    warmup: int,
-    threads: int | None,
+    settings: Measure,
+    new_log: Callable[[str], EventLog],
     progress: Progress,
 ) -> Paired:
-    """The workload on both, interleaved."""
-    runs = [lambda side=side: serve(side, load, device) for side in (strategy, reference)]
-    return measure_pairs(*runs, DeviceClock(device), seed, pairs, seconds, warmup, threads, progress)
+    """The workload on both, and on the reference again for the noise floor, interleaved. new_log(side) makes each pass its log."""
+
+    def run(name: str, side: Contender) -> Callable[[], EventLog]:
+        return lambda: serve(side, side.cache(), load, device, lambda: new_log(name))
+
+    sides = run("strategy", strategy), run("reference", reference)
+    limits = (seed, settings.pairs, settings.seconds, settings.warmup, settings.threads)
+    return measure_pairs(*sides, DeviceClock(device), *limits, progress, twin=run("twin", reference))
 
 
 def laws(paired: Paired, context: int) -> dict[str, Any]:

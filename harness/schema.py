@@ -118,7 +118,7 @@ class Tracking:
 
 @dataclass(frozen=True)
 class General:
-    """The keys that belong to no group."""
+    """The keys that belong to no group. `force`: a sweep repeats points that are finished."""
 
     seed: int
     backend: Literal["auto", "reference", "cpu", "triton"]
@@ -126,6 +126,7 @@ class General:
     dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"]
     budget_bytes: int | None
     results_dir: str
+    force: bool = False
 
     def __post_init__(self) -> None:
         at_least("seed", self.seed, 0)

@@ -12,6 +12,7 @@ import torch
 from strategies.geometry import Geometry
 from strategies.kivi_codec import decode_keys, decode_values, encode_keys, encode_values, packed_bytes
 from strategies.pages import PagePool
+from strategies.stores import copy_moved
 from strategies.tables import PageTables
 
 
@@ -20,7 +21,7 @@ class CodePages:
 
     def __init__(self, geometry: Geometry, bits: int, group: int, value_group: int) -> None:
         self._geometry, self._bits, self._group, self._value_group = geometry, bits, group, value_group
-        self._pool = PagePool(0)
+        self.pool = PagePool(0)
         self._tables = PageTables()
         self._expect: dict[int, int] = {}
         self._layers: list[dict[str, torch.Tensor]] = []
@@ -29,10 +30,19 @@ class CodePages:
     def allocate(self, pages: int) -> None:
         """Own `pages` usable pages; those already held keep their ids and bytes."""
         old, self._layers = self._layers, self._new(pages + 1)
-        self._pool.grow(pages - self._pool.capacity)
+        self.pool.grow(pages - self.pool.capacity)
         for before, after in zip(old, self._layers, strict=False):
             for name, part in before.items():
                 after[name][: len(part)] = part
+
+    def resize(self, pages: int) -> None:
+        """Own exactly `pages` usable pages, fewer than before: those in use are moved together."""
+        moved = self.pool.compact(pages)
+        self._tables.renumber(moved)
+        old, self._layers = self._layers, self._new(pages + 1)
+        for before, after in zip(old, self._layers, strict=True):
+            for name, part in before.items():
+                copy_moved(part, after[name], moved, 1)
 
     def open(self, sid: int, expect: int) -> None:
         """`expect`: groups it may come to hold."""
@@ -43,12 +53,12 @@ class CodePages:
         pages = self._tables.mapped(sid)
         self._tables.open(child)
         self._expect[child] = self._expect[sid]
-        self._pool.share(pages)
+        self.pool.share(pages)
         self._tables.append(child, pages)
 
     def cut(self, sid: int, groups: int) -> None:
         """Forget the groups from `groups` on."""
-        self._pool.release(reversed(self._tables.cut(sid, groups)))
+        self.pool.release(reversed(self._tables.cut(sid, groups)))
 
     def close(self, sid: int) -> None:
         self.cut(sid, 0)
@@ -58,19 +68,22 @@ class CodePages:
     def reserve(self, groups: Mapping[int, int]) -> None:
         """Without a budget: own what is mapped, what these sequences need and what every open one expects to hold beyond that."""
         more = (max(expect, groups.get(sid, 0)) - self._tables.count(sid) for sid, expect in self._expect.items())
-        wanted = self._pool.owned + sum(max(0, pages) for pages in more)
-        if wanted > self._pool.capacity:
+        wanted = self.pool.owned + sum(max(0, pages) for pages in more)
+        if wanted > self.pool.capacity:
             self.allocate(wanted)
 
     def short_pages(self, groups: Mapping[int, int]) -> int:
         """Pages missing for these sequences to hold this many groups each. Changes nothing."""
-        more = sum(max(0, count - self._tables.count(sid)) for sid, count in groups.items())
-        return max(0, more - self._pool.available)
+        return max(0, self.wanted_pages(groups) - self.pool.available)
+
+    def wanted_pages(self, groups: Mapping[int, int]) -> int:
+        """Pages that these sequences have to take to hold this many groups each. Changes nothing."""
+        return sum(max(0, count - self._tables.count(sid)) for sid, count in groups.items())
 
     def take(self, sid: int, groups: int) -> tuple[int, int]:
         """Map pages up to `groups` groups -> how many there were and are."""
         before = self._tables.count(sid)
-        self._tables.append(sid, self._pool.take(max(0, groups - before)))
+        self._tables.append(sid, self.pool.take(max(0, groups - before)))
         return before, max(before, groups)
 
     def write(self, layer: int, sid: int, logical: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -92,7 +105,7 @@ class CodePages:
         """Bytes reserved, in use, and live when a future query reads the first `groups[sid]` groups."""
         live = {page for sid, count in groups.items() for page in self._tables.mapped(sid)[:count]}
         reserved = sum(part.numel() * part.element_size() for part in self.tensors())
-        return reserved, self._pool.owned * self.page_bytes, len(live) * self.page_bytes
+        return reserved, self.pool.owned * self.page_bytes, len(live) * self.page_bytes
 
     def tensors(self) -> list[torch.Tensor]:
         return [part for layer in self._layers for part in layer.values()]

@@ -141,8 +141,7 @@ class Contiguous(KVCache):
             run = self._runs[sid]
             if run is None or run.rows < stop or owners[id(run)] > 1:
                 moving[sid] = max(self._wanted(self._expect[sid], stop), 0 if run is None else run.rows)
-        # One order for the question whether all fit and for the answer: first fit depends on it. Longest history first, see _rebuild.
-        moving = dict(sorted(moving.items(), key=lambda mover: -self._histories[mover[0]].length))
+        moving = dict(sorted(moving.items(), key=lambda mover: -mover[1]))  # what first fit can place depends on the order: largest first
         moved = self._make_room(moving) if moving else {}
         packed = Packed(spans)
         bases = np.array([self._runs[sid].first for sid, _, _ in spans], dtype=np.int64)  # [B]
@@ -180,7 +179,7 @@ class Contiguous(KVCache):
         self._arena, stores = Extents(size), self._new_stores(size)
         for run in kept.values():
             run.first = self._arena.take(run.rows)
-        for sid, rows in moving.items():
+        for sid, rows in sorted(moving.items(), key=lambda mover: -self._histories[mover[0]].length):
             self._runs[sid] = Run(self._arena.take(rows), rows)
             if old[sid] is not None and id(old[sid]) not in kept:
                 kept[id(old[sid])] = old[sid]

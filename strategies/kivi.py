@@ -19,8 +19,9 @@ from kernels.api import Ops
 from kernels.codec import codec_named
 from kernels.reference import attend_one, compute_dtype
 from strategies.base import History, KVCache, Packed, Plan
+from strategies.budget import rebalance, split
 from strategies.codes import CodePages
-from strategies.geometry import CacheFull, CannotRewind, Geometry, HeadSharing, Refused, Stats
+from strategies.geometry import CannotRewind, Geometry, HeadSharing, Refused, Stats
 from strategies.lanes import Lane, Taken
 
 
@@ -91,9 +92,10 @@ class Kivi(KVCache):
         self._codes = CodePages(geometry, bits, group, value_group)
         raw = codec_named("raw")
         self._raw = Lane(self, Residual(group, residual), list(range(len(geometry.layers))), group, slack, (raw, raw))
-        codes, raw = (0, 0) if budget_bytes is None else self._split(budget_bytes)
-        self._codes.allocate(codes)
-        self._raw.allocate(raw)
+        self._pools = (self._codes, self._raw)
+        pages = (0, 0) if budget_bytes is None else split(self._pools, budget_bytes, self._pages_for, geometry.context)
+        for pool, count in zip(self._pools, pages, strict=True):
+            pool.allocate(count)
 
     def aged(self, position: int) -> int:
         return self._raw.mask.first_visible(position)
@@ -177,9 +179,9 @@ class Kivi(KVCache):
         if self.budget_bytes is None:
             self._raw.reserve(spans)
             self._codes.reserve(groups)
-        short = self._raw.short_pages(spans) * self._raw.page_bytes + self._codes.short_pages(groups) * self._codes.page_bytes
-        if short:
-            raise CacheFull(short, tuple(sid for sid, _, _ in spans))
+        elif self._raw.short_pages(spans) or self._codes.short_pages(groups):
+            wanted = (self._codes.wanted_pages(groups), self._raw.wanted_pages(spans))
+            rebalance(self._pools, wanted, self.budget_bytes, tuple(groups))
         taken = self._raw.take(spans)
         folded = {sid: self._codes.take(sid, count) for sid, count in groups.items()}
         packed = Packed(spans)
@@ -197,21 +199,6 @@ class Kivi(KVCache):
         for sid, (before, _) in plan.private.folded.items():
             self._codes.cut(sid, before)
 
-    def _split(self, budget_bytes: int) -> tuple[int, int]:
-        """Usable code pages and raw pages, so that both run out at the same length."""
-        scratch = self._codes.page_bytes + self._raw.page_bytes
-
-        def pages(length: int) -> tuple[int, int]:
-            return self.aged(length - 1) // self.group, self._raw.peak_pages(length, self.group)
-
-        def cost(length: int) -> int:
-            codes, raw = pages(length)
-            return codes * self._codes.page_bytes + raw * self._raw.page_bytes
-
-        usable, context = budget_bytes - scratch, self.geometry.context
-        if usable >= cost(context):
-            return tuple(int(usable * count // cost(context)) for count in pages(context))
-        length = max((n for n in range(1, context) if cost(n) <= usable), default=None)
-        if length is None:
-            raise Refused(f"a budget of {budget_bytes} bytes holds no token: the smallest that does is {scratch + cost(1)} bytes")
-        return pages(length)
+    def _pages_for(self, length: int) -> tuple[int, int]:
+        """Code pages and raw pages of one sequence of `length` tokens, fed a group at a time."""
+        return self.aged(length - 1) // self.group, self._raw.peak_pages(length, self.group)

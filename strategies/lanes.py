@@ -5,7 +5,7 @@ It does not know about steps or tokens; `paged.py` tells it which spans are comi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,10 +15,10 @@ import torch
 from kernels.codec import Codec
 from kernels.rows import RowStore
 from strategies.base import KVCache, Packed, live_union, row_bytes
-from strategies.geometry import Refused, Stats
+from strategies.geometry import Stats
 from strategies.pages import SCRATCH, PagePool
 from strategies.prefix import Node, PrefixIndex
-from strategies.stores import copy_rows, flat, held_bytes, new_pair, store_tensors
+from strategies.stores import copy_moved, copy_rows, flat, held_bytes, new_pair, store_tensors
 from strategies.tables import PageTables
 
 Spans = tuple[tuple[int, int, int], ...]
@@ -60,7 +60,7 @@ class Lane:
         slack: int,
         codecs: tuple[Codec, Codec],
         number: int = 0,
-        on_evict: Callable[[int, int], None] | None = None,
+        index: PrefixIndex | None = None,
     ) -> None:
         self.mask = mask
         self.layers = layers
@@ -70,7 +70,8 @@ class Lane:
         self._slack = slack
         self._codecs = codecs
         self.page_bytes = page_size * sum(row_bytes(cache.geometry, layer, *codecs) for layer in layers)
-        self.pool = PagePool(0, None if on_evict is None else lambda page: on_evict(number, page))
+        self._index = index
+        self.pool = PagePool(0, None if index is None else lambda page: index.forget(number, page))
         self.tables = PageTables()
         self.stores: dict[int, tuple[RowStore, RowStore]] = {}
         self._expect: dict[int, int] = {}  # sid -> the longest length it may reach; 0 when nobody said: paid for as it grows
@@ -83,6 +84,18 @@ class Lane:
         self.pool.grow(pages - self.pool.capacity)
         for layer, pair in old.items():
             copy_rows([pair], 0, [self.stores[layer]], 0, pair[0].codes.shape[0])
+
+    def resize(self, pages: int) -> None:
+        """Own exactly `pages` usable pages, fewer than before: those in use are moved together, cached ones are lost."""
+        moved = self.pool.compact(pages)
+        self.tables.renumber(moved)
+        if self._index is not None:
+            self._index.renumber(self.number, moved)
+        old, rows = self.stores, (pages + 1) * self._page_size
+        self.stores = {layer: new_pair(self._cache, layer, rows, self._page_size, self._codecs) for layer in self.layers}
+        for layer, pair in old.items():
+            for before, after in zip(store_tensors([pair]), store_tensors([self.stores[layer]]), strict=True):
+                copy_moved(before, after, moved, after.shape[0] // (pages + 1))
 
     def peak_pages(self, length: int, chunk: int) -> int:
         """Pages that a sequence which grows to `length`, at most `chunk` tokens a step, maps at its worst moment."""
@@ -147,8 +160,12 @@ class Lane:
 
     def short_pages(self, spans: Spans) -> int:
         """Pages that these spans need beyond those available. Changes nothing."""
-        wanted = sum(-(-stop // self._page_size) - self.tables.count(sid) for sid, _, stop in spans)
-        return max(0, wanted + len(self._shared_tails(spans)) - self.pool.available)
+        return max(0, self.wanted_pages(spans) - self.pool.available)
+
+    def wanted_pages(self, spans: Spans) -> int:
+        """Pages that these spans have to take. Changes nothing."""
+        more = sum(-(-stop // self._page_size) - self.tables.count(sid) for sid, _, stop in spans)
+        return more + len(self._shared_tails(spans))
 
     def take(self, spans: Spans) -> Taken:
         """Map the pages that these spans need; a writer whose partial page is shared or published gets a copy of it."""
@@ -188,9 +205,9 @@ class Lane:
             first = self.mask.first_visible(max(0, min(length, lowest)))
             self.pool.release(reversed(self.tables.clear(sid, self._sink_pages(), first // self._page_size)))
 
-    def publish(self, index: PrefixIndex, node: Node, sid: int, logical: int) -> None:
+    def publish(self, node: Node, sid: int, logical: int) -> None:
         page = self.tables.page(sid, logical)
-        if page != SCRATCH and index.publish(node, self.number, page):
+        if page != SCRATCH and self._index.publish(node, self.number, page):
             self.pool.publish(page)
 
     def addresses(self, packed: Packed) -> tuple[np.ndarray, np.ndarray]:
@@ -239,30 +256,3 @@ class Lane:
         length = count * self._page_size
         first = self.mask.first_visible(max(0, length - self._slack)) // self._page_size
         return set(range(min(self._sink_pages(), count))) | set(range(first, count))
-
-
-def split_budget(lanes: list[Lane], budget_bytes: int | None, context: int) -> list[int]:
-    """Usable pages for each lane, so that all of them run out at the same length.
-
-    As many whole sequences of `context` tokens as fit; when not even one does, the longest sequence that fits.
-    """
-    if budget_bytes is None:
-        return [0] * len(lanes)
-    usable = budget_bytes - sum(lane.page_bytes for lane in lanes)
-    whole = [lane.peak_pages(context, context) for lane in lanes]
-    one = sum(pages * lane.page_bytes for pages, lane in zip(whole, lanes, strict=True))
-    if usable >= one:
-        return [int(usable * pages // one) for pages in whole]
-    low, high = 0, context
-    while low < high:
-        length = (low + high + 1) // 2
-        if sum(lane.peak_pages(length, length) * lane.page_bytes for lane in lanes) <= usable:
-            low = length
-        else:
-            high = length - 1
-    if low == 0:
-        needed = sum(2 * lane.page_bytes for lane in lanes)
-        raise Refused(
-            f"a budget of {budget_bytes} bytes holds no page: the smallest that does is {needed} bytes; raise the budget or lower page_size"
-        )
-    return [lane.peak_pages(low, low) for lane in lanes]

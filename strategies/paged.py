@@ -15,8 +15,9 @@ from kernels.api import Ops
 from kernels.codec import codec_named
 from kernels.rows import PagedRows
 from strategies.base import History, KVCache, Packed, Plan, combined_mask
-from strategies.geometry import CacheFull, CannotRewind, Geometry, HeadSharing, Refused, Stats
-from strategies.lanes import Lane, Taken, split_budget
+from strategies.budget import rebalance, split
+from strategies.geometry import CannotRewind, Geometry, HeadSharing, Refused, Stats
+from strategies.lanes import Lane, Taken
 from strategies.prefix import Node, PrefixIndex
 
 
@@ -68,12 +69,17 @@ class Paged(KVCache):
         self._lane_of = [distinct.index(mask) for mask in self._masks]
         codecs = (self.codec_k, self.codec_v)
         self._lanes = [
-            Lane(self, mask, [i for i, m in enumerate(self._masks) if m == mask], page_size, slack, codecs, number, self._evicted)
+            Lane(self, mask, [i for i, m in enumerate(self._masks) if m == mask], page_size, slack, codecs, number, self._index)
             for number, mask in enumerate(distinct)
         ]
         self.rewind = float("inf") if all(mask.window is None for mask in distinct) else slack
-        for lane, pages in zip(self._lanes, split_budget(self._lanes, budget_bytes, geometry.context), strict=True):
-            lane.allocate(pages)
+        if budget_bytes is None:
+            pages = [0] * len(self._lanes)
+        else:
+            one = [lambda length, lane=lane: lane.peak_pages(length, length) for lane in self._lanes]
+            pages = split(self._lanes, budget_bytes, lambda length: [peak(length) for peak in one], geometry.context)
+        for lane, count in zip(self._lanes, pages, strict=True):
+            lane.allocate(count)
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan) -> torch.Tensor:
         number = self._lane_of[layer]
@@ -142,9 +148,9 @@ class Paged(KVCache):
         if self.budget_bytes is None:
             for lane in self._lanes:
                 lane.reserve(spans)
-        short = sum(lane.short_pages(spans) * lane.page_bytes for lane in self._lanes)
-        if short:
-            raise CacheFull(short, tuple(sid for sid, _, _ in spans))
+        elif any(lane.short_pages(spans) for lane in self._lanes):
+            wanted = [lane.wanted_pages(spans) for lane in self._lanes]
+            rebalance(self._lanes, wanted, self.budget_bytes, tuple(sid for sid, _, _ in spans))
         taken = tuple(lane.take(spans) for lane in self._lanes)
         packed = Packed(spans)
         addresses = [lane.addresses(packed) for lane in self._lanes]
@@ -171,10 +177,7 @@ class Paged(KVCache):
             while (len(chain) + 1) * self.page_size <= len(tokens):
                 node = self._index.extend(chain, tokens)
                 for lane in self._lanes:
-                    lane.publish(self._index, node, sid, len(chain) - 1)
-
-    def _evicted(self, lane: int, page: int) -> None:
-        self._index.forget(lane, page)
+                    lane.publish(node, sid, len(chain) - 1)
 
     def _aborted(self, plan: Plan) -> None:
         for lane, taken in zip(self._lanes, plan.private.taken, strict=True):

@@ -61,6 +61,22 @@ class PagePool:
         self._refs.extend([0] * pages)
         self._free[:0] = range(first + pages - 1, first - 1, -1)
 
+    def compact(self, capacity: int) -> dict[int, int]:
+        """Become a pool of `capacity` pages whose owned ones are numbered 1, 2, ... -> {old id: new id}. Cached pages are lost.
+
+        ValueError, and no change, when more than `capacity` pages are owned.
+        """
+        if self.owned > capacity:
+            raise ValueError(f"{self.owned} pages are owned: they do not fit {capacity}")
+        while self._cached:
+            self._evict()
+        owned = [page for page, refs in enumerate(self._refs) if refs]
+        moved = {old: new for new, old in enumerate(owned, 1)}
+        self._refs = [0, *(self._refs[old] for old in owned), *[0] * (capacity - len(owned))]
+        self._published = {moved[page] for page in self._published}
+        self._free = list(range(capacity, len(owned), -1))
+        return moved
+
     def take(self, count: int) -> list[int]:
         """`count` pages with one owner each. ValueError, and no change, when fewer are available."""
         if count > self.available:

@@ -91,5 +91,14 @@ class PrefixIndex:
                 each.parent.children += 1
         return True
 
+    def renumber(self, group: int, moved: dict[int, int]) -> None:
+        """Every published page id of `group` is now called moved[id]."""
+        homes = {(number, page): node for (number, page), node in self._homes.items() if number != group}
+        for (number, page), node in self._homes.items():
+            if number == group:
+                node.pages[group] = moved[page]
+                homes[group, moved[page]] = node
+        self._homes = homes
+
     def _slice(self, tokens: Sequence[int], page: int) -> tuple[int, ...]:
         return tuple(tokens[page * self._page_size : (page + 1) * self._page_size])

@@ -17,10 +17,7 @@ Stores = list[tuple[RowStore, RowStore]]  # (keys, values) of each layer
 def new_pair(cache: KVCache, layer: int, rows: int, page_size: int | None, codecs: tuple[Codec, Codec]) -> tuple[RowStore, RowStore]:
     """Empty K and V stores of `rows` rows for one layer, in the backend's layout."""
     shape, device = cache.geometry.layers[layer], cache.geometry.device
-    keys, values = (
-        cache.ops.new_rows(codec, rows, shape.kv_heads, shape.head_dim, cache.dtype, device, page_size)
-        for codec in codecs
-    )
+    keys, values = (cache.ops.new_rows(codec, rows, shape.kv_heads, shape.head_dim, cache.dtype, device, page_size) for codec in codecs)
     return keys, values
 
 
@@ -45,3 +42,9 @@ def copy_rows(sources: Stores, first: int, targets: Stores, target_first: int, c
         for old, new in ((source.codes, target.codes), (source.scales, target.scales)):
             if old is not None:
                 new[target_first : target_first + count] = old[first : first + count]
+
+
+def copy_moved(old: torch.Tensor, new: torch.Tensor, moved: dict[int, int], page_rows: int) -> None:
+    """Copy pages old[id] -> new[moved[id]] as bytes; a page is `page_rows` entries of the leading axis of both."""
+    ids, names = (torch.tensor(list(pages), dtype=torch.int64, device=old.device) for pages in (moved, moved.values()))  # [n] each
+    new.view(-1, page_rows, *new.shape[1:])[names] = old.view(-1, page_rows, *old.shape[1:])[ids]

@@ -76,6 +76,12 @@ class PageTables:
         """How many page ids are mapped."""
         return int(np.count_nonzero(self._ids[self._row[sid], : self._count[sid]] != SCRATCH))
 
+    def renumber(self, moved: dict[int, int]) -> None:
+        """Every page id that a table names is now called moved[id]."""
+        names = np.full(max(moved, default=0) + 1, SCRATCH, dtype=np.int32)
+        names[list(moved)] = list(moved.values())
+        self._ids = names[self._ids]
+
     def mapped(self, sid: int) -> list[int]:
         """The mapped page ids, in logical order."""
         ids = self._ids[self._row[sid], : self._count[sid]]

@@ -14,6 +14,7 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
     OMP_NUM_THREADS="1",
     NUMBA_NUM_THREADS="1",
+    TRITON_INTERPRET="1",  # read when triton is first imported, by transformers too; what needs the compiler runs in a process without it
 )
 for name in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE", "HYDRA_FULL_ERROR"):
     os.environ.pop(name, None)

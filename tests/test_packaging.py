@@ -54,10 +54,11 @@ def test_every_package_folder_is_a_package():
 
 
 def test_the_wheel_holds_the_code_the_configuration_and_the_type_markers_and_nothing_else(wheel):
+    source = wheel.parents[1]
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    code = {file.relative_to(ROOT).as_posix() for package in PACKAGES for file in (ROOT / package).rglob("*.py")}
-    conf = {f"harness/_conf/{file.relative_to(ROOT / 'conf').as_posix()}" for file in (ROOT / "conf").rglob("*.yaml")}
+    code = {file.relative_to(source).as_posix() for package in PACKAGES for file in (source / package).rglob("*.py")}
+    conf = {f"harness/_conf/{file.relative_to(source / 'conf').as_posix()}" for file in (source / "conf").rglob("*.yaml")}
     markers = {f"{package}/py.typed" for package in PACKAGES}
     assert names == code | conf | markers
 

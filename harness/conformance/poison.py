@@ -1,7 +1,7 @@
 """Ops that put poison wherever a step has no business to read, and watch that a write stays where it belongs.
 
-Everything goes through the ops themselves, so no layout is assumed. It does not know which sequence a row belongs to: a row
-is clean for one attend when the page table or base that the strategy gave leads a query of that attend to it.
+It does not know which sequence a row belongs to: a row is clean for one attend when the page table or base that the strategy
+gave leads a query of that attend to it, and poisoned otherwise.
 """
 
 from __future__ import annotations
@@ -31,19 +31,18 @@ class PoisonOps(Ops):
         self, codec: Codec, count: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str, page_size: int | None
     ) -> RowStore:
         store = super().new_rows(codec, count, heads, head_dim, dtype, device, page_size)
-        for tensor in (store.codes, store.scales):
-            if tensor is not None and tensor.is_floating_point():
-                tensor.fill_(float("nan"))
+        _fill(store, slice(None), float("nan"))
         return store
 
     def write_rows(self, store: RowStore, slots: torch.Tensor, rows: torch.Tensor) -> None:
         names = slots.tolist()
         assert len(set(names)) == len(names), f"one step writes a row twice: slots {sorted(names)}"
         assert all(0 <= slot < store.count for slot in names), f"slots {names} leave the store of {store.count} rows"
-        others = _others(store, names)
-        before = self._bytes(store, others)
+        before = [part.clone() for part in _bytes(store)]
         super().write_rows(store, slots, rows)
-        assert before == self._bytes(store, others), f"writing rows {names} changed rows outside them"
+        for old, new in zip(before, _bytes(store), strict=True):
+            old[slots] = new[slots]
+            assert torch.equal(old, new), f"writing rows {names} changed rows outside them"
 
     def attend_dense(
         self, q: torch.Tensor, keys: RowStore, values: RowStore, where: DenseRows, batch: Batch, mask: Mask, scale: float, softcap: float | None
@@ -65,19 +64,27 @@ class PoisonOps(Ops):
     @contextmanager
     def _poisoned(self, store: RowStore, readable: set[int]) -> Iterator[None]:
         assert all(0 <= slot < store.count for slot in readable), f"a query reads row {max(readable)} of a store of {store.count}"
-        slots = torch.tensor(_others(store, readable), dtype=torch.int64, device=store.codes.device)
-        saved = [tensor.clone() for tensor in (store.codes, store.scales) if tensor is not None]
-        filler = torch.full((len(slots), store.heads, store.head_dim), self.fill, dtype=store.dtype, device=store.codes.device)
-        super().write_rows(store, slots, filler)
+        slots = [slot for slot in range(store.count) if slot not in readable]
+        saved = [part.clone() for part in _bytes(store)]
+        _fill(store, torch.tensor(slots, dtype=torch.int64, device=store.codes.device), self.fill)
         try:
             yield
         finally:
-            for tensor, old in zip((t for t in (store.codes, store.scales) if t is not None), saved, strict=True):
-                tensor.copy_(old)
+            for part, old in zip(_bytes(store), saved, strict=True):
+                part.copy_(old)
 
-    def _bytes(self, store: RowStore, slots: list[int]) -> bytes:
-        rows = self._module.read_rows(store, torch.tensor(slots, dtype=torch.int64, device=store.codes.device))
-        return rows.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+def _fill(store: RowStore, rows: slice | torch.Tensor, fill: float) -> None:
+    """`fill` in the floating parts of these rows; the largest number in codes that are integers."""
+    for part in (store.codes, store.scales):
+        if part is None:
+            continue
+        part[rows] = torch.tensor(fill if part.is_floating_point() else torch.iinfo(part.dtype).max).to(part.dtype)
+
+
+def _bytes(store: RowStore) -> list[torch.Tensor]:
+    """The tensors of a store as bytes, which compare equal where NaN does not. The leading axis is rows, as `RowStore` says."""
+    return [part.view(torch.uint8) for part in (store.codes, store.scales) if part is not None]
 
 
 def poison_free_memory(tensors: list[torch.Tensor]) -> None:
@@ -95,7 +102,3 @@ def _readable(batch: Batch, mask: Mask, slots_of: Callable[[int, np.ndarray], np
         slots.update(slots_of(span, np.nonzero(seen)[0]).tolist())
     return slots
 
-
-def _others(store: RowStore, slots: set[int] | list[int]) -> list[int]:
-    taken = set(slots)
-    return [slot for slot in range(store.count) if slot not in taken]

@@ -141,6 +141,14 @@ def _version(package: str) -> str | None:
         return None
 
 
+def output_of(command: list[str]) -> str:
+    """What a tool prints. RuntimeError with its own complaint if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stderr.strip()}")
+    return done.stdout
+
+
 def _output(command: list[str]) -> str | None:
     """What `command` printed, or None if it is missing, failed or hung."""
     try:

@@ -33,9 +33,8 @@ class EventFile:
         self.write({"row": "phase", "name": name})
 
     def new_log(self, side: str) -> EventLog:
-        """A log whose steps are written here too; `side` is strategy, reference or twin."""
-        self.write({"row": "pass", "side": side})
-        return WrittenLog(self)
+        """A log whose rows are written here too; `side` is strategy, reference or twin."""
+        return WrittenLog(self, side)
 
     def close(self) -> None:
         self._file.close()
@@ -44,11 +43,14 @@ class EventFile:
 class WrittenLog(EventLog):
     """An event log that writes each row down when it happens."""
 
-    def __init__(self, file: EventFile) -> None:
+    def __init__(self, file: EventFile, side: str) -> None:
         super().__init__()
         self._file = file
+        self._side = side
 
     def arrived(self, request_id: int, arrival_s: float, prompt_tokens: int) -> None:
+        if not self.requests:
+            self._file.write({"row": "pass", "side": self._side})
         super().arrived(request_id, arrival_s, prompt_tokens)
         self._file.write({"row": "request", "request_id": request_id, "arrival_s": arrival_s, "prompt_tokens": prompt_tokens})
 

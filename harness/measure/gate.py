@@ -14,7 +14,7 @@ Bytes are compared exactly. KL is compared by the intervals of its mean: they mu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from harness.measure.compare import log_ratios
@@ -97,13 +97,11 @@ def mean_of(samples: Sequence[float]) -> Mean:
     return Mean(mean, mean - reach, mean + reach, len(samples))
 
 
-def judge_presence(name: str, baseline: Entry | None, current: Entry | None) -> Finding:
-    """A benchmark must be on both sides: what nobody measured cannot have passed."""
-    if baseline is None:
-        return Finding(name, "presence", REGRESSION, "has no baseline: write one with `make baseline`")
-    if current is None:
-        return Finding(name, "presence", REGRESSION, "is in the baseline but was not measured: run it, or write a new baseline without it")
-    return Finding(name, "presence", PASS, "is on both sides")
+def judge_presence(baseline: Collection[str], current: Collection[str]) -> list[Finding]:
+    """Every benchmark must be on both sides: what nobody measured cannot have passed."""
+    unknown = [Finding(name, "presence", REGRESSION, "is not in the baseline") for name in current if name not in baseline]
+    unmeasured = [Finding(name, "presence", REGRESSION, "was not measured") for name in baseline if name not in current]
+    return unknown + unmeasured
 
 
 def judge_content(name: str, baseline: Entry, current: Entry) -> list[Finding]:
@@ -123,14 +121,16 @@ def judge_speed(name: str, baseline: Entry, current: Entry) -> Finding:
     if change - reach > math.log(SLOWDOWN):
         return Finding(name, "speed", REGRESSION, said)
     if noise > NOISE_LIMIT:
-        return Finding(name, "speed", INCONCLUSIVE, f"{said}: a noise above {NOISE_LIMIT:.0%} hides {SLOWDOWN}x; measure on a quieter machine")
+        return Finding(
+            name, "speed", INCONCLUSIVE, f"{said}: a noise above {NOISE_LIMIT:.0%} hides {SLOWDOWN}x; measure on a quieter machine"
+        )
     return Finding(name, "speed", REGRESSION if change > math.log(SLOWDOWN) / 2 else PASS, said)
 
 
 def overall(findings: Sequence[Finding]) -> str:
-    """The verdict on everything: a refusal before a regression, a regression before an inconclusive speed."""
+    """The verdict on everything: one regression is a regression, whatever could not be settled beside it."""
     verdicts = {finding.verdict for finding in findings}
-    return next((verdict for verdict in (REFUSED, REGRESSION, INCONCLUSIVE) if verdict in verdicts), PASS)
+    return next((verdict for verdict in (REGRESSION, INCONCLUSIVE) if verdict in verdicts), PASS)
 
 
 def _cut(pairs: int) -> int:

@@ -35,6 +35,9 @@ NOT_MEASURED = "not measured"
 PIPED_COLUMNS = 240  # wide enough for every column; a table takes only what it needs
 
 
+SHOWN = ("ttft_s", "itl_p50_s", "prefill_tok_per_s", "decode_tok_per_s")  # of the ratios to the reference; the record has all
+
+
 def make_console(piped: bool) -> Console:
     """A console as wide as the terminal, or wide enough for whole rows where the output is piped or saved."""
     return Console(width=PIPED_COLUMNS) if piped else Console()
@@ -132,7 +135,9 @@ def _speed_answer(record: Record) -> str:
         f"{milliseconds(metric(record, 'itl_s', 'p50'))} ms, p99 {milliseconds(metric(record, 'itl_s', 'p99'))} ms",
     ]
     reference = section(record, "reference")
-    for name, found in section(reference, "metrics").items():
+    compared = section(reference, "metrics")
+    for name in (name for name in SHOWN if name in compared):
+        found = compared[name]
         pairs = f"{found['pairs']} pairs"
         lines.append(f"{name} / {reference['strategy']}: {against_reference(record, name, named=False)} ({pairs})")
     return "\n".join(lines)

@@ -6,7 +6,7 @@ The only file that imports wandb. It does not know what the numbers mean. Everyt
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,15 @@ class Tracker:
     def summarise(self, values: Mapping[str, Any]) -> None:
         """The run's final numbers."""
 
+    def histogram(self, name: str, values: Sequence[float]) -> None:
+        """How these values are distributed."""
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """A table of numbers and names."""
+
+    def keep(self, path: Path, kind: str) -> None:
+        """A file, as an artifact of this run."""
+
     def finish(self, failed: bool) -> None:
         """End the run there, marked failed or not. Must be called before another run starts in this process."""
 
@@ -50,6 +59,24 @@ class WandbTracker(Tracker):
 
     def summarise(self, values: Mapping[str, Any]) -> None:
         self._run.summary.update(dict(values))
+
+    def histogram(self, name: str, values: Sequence[float]) -> None:
+        import wandb
+
+        if values:
+            self._run.log({name: wandb.Histogram(list(values))})
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        import wandb
+
+        self._run.log({name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
+
+    def keep(self, path: Path, kind: str) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(f"{kind}-{self._run.name}", type=kind)
+        artifact.add_file(str(path))
+        self._run.log_artifact(artifact)
 
     def finish(self, failed: bool) -> None:
         import wandb

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from kernels.cpu.compiled import kernel
+from kernels.cpu.compiled import inline, kernel
 from kernels.cpu.emit import BLOCK, LANES
 from kernels.cpu.micro import CHUNK, PANEL, TILE_ROWS, decode_row, exp_sum, matmul, scale_row, scaled_max, transpose
 from kernels.cpu.scalars import copy_floats, decoded_value, float_word, load_f32, set_floats, store_f32, take, word
@@ -47,7 +47,6 @@ from kernels.cpu.shared import (
     WINDOW,
     cap_scores,
     fill_slots,
-    inline,
     load_query,
     merge_rows,
     store_answer,

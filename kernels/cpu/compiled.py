@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from numba import cfunc, config, types
+from numba import cfunc, config, njit, types
 
 _HERE = Path(__file__).parent
+
+# A function that only kernels call: no wrappers for Python, which would cost more to compile than the function.
+inline = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def kernel(function: Callable):

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from kernels.cpu.compiled import kernel
+from kernels.cpu.compiled import inline, kernel
 from kernels.cpu.micro import CHUNK, add_rows, dot_rows, exp_sum, scale_row, scaled_max
 from kernels.cpu.scalars import copy_floats, float_word, load_f32, set_floats, store_f32, take, word
 from kernels.cpu.shared import (
@@ -39,7 +39,6 @@ from kernels.cpu.shared import (
     VALUES,
     cap_scores,
     fill_slots,
-    inline,
     load_query,
     merge_rows,
     store_answer,

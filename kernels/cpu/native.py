@@ -16,12 +16,13 @@ import torch
 from kernels.cpu import chunk, decode, team
 from kernels.cpu.emit import BLOCK, FORMATS
 from kernels.cpu.schedule import Tasks, plan_tasks
+from kernels.cpu.shared import FAULTS
 from kernels.rows import Batch, DenseRows, Mask, PagedRows, RowStore
 
 NO_WINDOW = 1 << 62  # farther than any two positions are apart
-_RAW = {torch.float32: FORMATS["float32"], torch.bfloat16: FORMATS["bfloat16"], torch.float16: FORMATS["float16"]}
+RAW = {torch.float32: FORMATS["float32"], torch.bfloat16: FORMATS["bfloat16"], torch.float16: FORMATS["float16"]}
 _plans: deque[tuple] = deque(maxlen=8)
-_float_bits = cache(lambda value: struct.unpack("<i", struct.pack("<f", value))[0])
+float_bits = cache(lambda value: struct.unpack("<i", struct.pack("<f", value))[0])
 
 
 @cache
@@ -37,7 +38,7 @@ def _chunk_kernel() -> int:
 def attend_dense(
     q: torch.Tensor, keys: RowStore, values: RowStore, where: DenseRows, batch: Batch, mask: Mask, scale: float, softcap: float | None
 ) -> torch.Tensor:
-    return _attend(q, keys.heads, _store(keys), _store(values), (where.bases.data_ptr(), 0, 0), batch, mask, scale, softcap)
+    return _attend(q, keys.heads, keys.count, store_words(keys), store_words(values), (where.bases.data_ptr(), 0, 0), batch, mask, scale, softcap)
 
 
 def attend_paged(
@@ -45,7 +46,7 @@ def attend_paged(
 ) -> torch.Tensor:
     pages = where.pages if where.pages.stride(1) == 1 else where.pages.contiguous()
     table = (pages.data_ptr(), pages.stride(0), where.page_size)
-    return _attend(q, keys.heads, _store(keys), _store(values), table, batch, mask, scale, softcap)
+    return _attend(q, keys.heads, keys.count, store_words(keys), store_words(values), table, batch, mask, scale, softcap)
 
 
 def attend_packed(
@@ -53,10 +54,10 @@ def attend_packed(
 ) -> torch.Tensor:
     k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (k, v))
     bases = batch.cu_seqlens.long()
-    return _attend(q, k.shape[1], _rows(k), _rows(v), (bases.data_ptr(), 0, 0), batch, mask, scale, softcap)
+    return _attend(q, k.shape[1], k.shape[0], _rows(k), _rows(v), (bases.data_ptr(), 0, 0), batch, mask, scale, softcap)
 
 
-def _attend(q, kv_heads, keys, values, where, batch: Batch, mask: Mask, scale: float, softcap: float | None) -> torch.Tensor:
+def _attend(q, kv_heads, count, keys, values, where, batch: Batch, mask: Mask, scale: float, softcap: float | None) -> torch.Tensor:
     q = q if q.stride(2) == 1 else q.contiguous()
     tokens, heads, dim = q.shape
     out = torch.empty((tokens, heads, dim), dtype=q.dtype)
@@ -64,7 +65,7 @@ def _attend(q, kv_heads, keys, values, where, batch: Batch, mask: Mask, scale: f
     threads = torch.get_num_threads()
     singles, tiles = _tasks(batch, mask, threads, heads, kv_heads, dim)
     window = NO_WINDOW if mask.window is None else mask.window
-    cap = 0 if softcap is None else _float_bits(softcap)
+    cap = 0 if softcap is None else float_bits(softcap)
     for tasks, kind in ((singles, decode), (tiles, chunk)):
         if not len(tasks):
             continue
@@ -74,13 +75,15 @@ def _attend(q, kv_heads, keys, values, where, batch: Batch, mask: Mask, scale: f
         ctypes.memset(counters, 0, 8 * tasks.units)
         args = array("q", (
             0, 0, len(tasks), team.workspace("scratch", scratch * team_size), scratch, tasks.address,
-            q.data_ptr(), q.stride(0) * size, q.stride(1) * size, _RAW[q.dtype], out.data_ptr(),
+            q.data_ptr(), q.stride(0) * size, q.stride(1) * size, RAW[q.dtype], out.data_ptr(),
             heads, kv_heads, dim, *keys, *values, *where,
             team.workspace("partials", partial * tasks.units), partial, counters,
-            _float_bits(scale), int(softcap is not None), cap, window, mask.sinks, dim * size,
+            float_bits(scale), int(softcap is not None), cap, window, mask.sinks, dim * size, count, 0,
         ))  # fmt: skip
         kernel = _decode_kernel(decode.group_of(heads, kv_heads)) if kind is decode else _chunk_kernel()
         team.run(kernel, args.buffer_info()[0], team_size)
+        if args[FAULTS]:
+            raise IndexError(f"this step's addresses lead outside the store of {count} rows")
     return out
 
 
@@ -95,10 +98,10 @@ def _tasks(batch: Batch, mask: Mask, threads: int, heads: int, kv_heads: int, di
     return tasks
 
 
-def _store(store: RowStore) -> tuple[int, ...]:
+def store_words(store: RowStore) -> tuple[int, ...]:
     """The seven words of a store (see shared.py)."""
     codes, scales = store.codes, store.scales
-    form = _RAW[store.dtype] if store.codec.code_bits is None else FORMATS[store.codec.name]
+    form = RAW[store.dtype] if store.codec.code_bits is None else FORMATS[store.codec.name]
     size = codes.element_size()
     row = codes.data_ptr(), codes.stride(0) * size, codes.stride(1) * size
     if scales is None:
@@ -110,4 +113,4 @@ def _store(store: RowStore) -> tuple[int, ...]:
 def _rows(x: torch.Tensor) -> tuple[int, ...]:
     """The same for plain rows [n, heads, dim]."""
     size = x.element_size()
-    return (x.data_ptr(), x.stride(0) * size, x.stride(1) * size, 0, 0, 0, _RAW[x.dtype])
+    return (x.data_ptr(), x.stride(0) * size, x.stride(1) * size, 0, 0, 0, RAW[x.dtype])

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from kernels.cpu.compiled import inline
 from kernels.cpu.scalars import lane, load_f32, load_i32, load_raw, store_f32, store_i64, store_raw, word
 
 # Words of an attention call.
@@ -20,14 +20,12 @@ QUERY_HEADS, KV_HEADS, DIM = 11, 12, 13
 KEYS, VALUES = 14, 21  # seven words each: codes, bytes a row, bytes a head, then the same for scales, then the format
 WHERE, TABLE_WIDTH, PAGE_SIZE = 28, 29, 30  # no pages: page size 0, and WHERE holds each span's first row
 PARTIALS, PARTIAL_BYTES, COUNTERS, SCALE, CAPPED, SOFTCAP, WINDOW, SINKS = 31, 32, 33, 34, 35, 36, 37, 38
-WORDS = 40
+COUNT, FAULTS = 40, 41  # rows of the store; set to one when a slot is not among them
 
 # Words of a task: queries row..row+tokens-1 of span `span`, the first at `position`, over keys low..high-1 of the list that begins
 # with `sinks` sinks and goes on from position `first`. `unit` numbers the tasks whose `splits` parts are merged.
 SPAN, ROW, TOKENS, POSITION, HEAD, SINK_COUNT, FIRST, LOW, HIGH, SPLIT, SPLITS, UNIT = range(12)
 TASK_WORDS = 12
-
-inline = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 @inline
@@ -61,6 +59,9 @@ def fill_slots(args, task, low, count, padded, out):
             within = position - page * size
             run = min(run, size - within)
             slot = load_i32(row_at + 4 * page) * size + within
+        if slot < 0 or slot + run > word(args, COUNT):
+            store_i64(args + 8 * FAULTS, np.int64(1))
+            slot, run = np.int64(0), np.int64(1)
         for i in range(run):
             store_i64(out + 8 * (done + i), slot + i)
         slot += run - 1

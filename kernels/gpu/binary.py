@@ -5,12 +5,8 @@ Text in, numbers out. It knows the two vendors' assembly listings and nothing ab
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -22,7 +18,8 @@ class Facts:
     """
 
     registers: int
-    spills: int  # registers on AMD, bytes of local memory on NVIDIA
+    spills: int  # vector registers on AMD, bytes on NVIDIA: both go through memory
+    scalar_spills: int  # AMD's scalar registers: these go to lanes of vector registers
     local_bytes: int
     shared_bytes: int
     widest_load_bytes: int
@@ -32,32 +29,23 @@ class Facts:
     loop_exponentials: int
 
 
-def facts(compiled, threads: int) -> Facts:
-    """Facts of one compiled kernel; `threads` of one program."""
-    if "cubin" in compiled.asm:
-        return _nvidia(compiled.asm["cubin"], compiled.metadata.shared, threads)
-    return _amd(compiled.asm["amdgcn"], compiled.metadata.shared, threads)
-
-
-def _nvidia(cubin: bytes, shared: int, threads: int) -> Facts:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
-        usage = _run("cuobjdump", "--dump-resource-usage", str(path))
-        listing = _run("nvdisasm", str(path))
+def nvidia(usage: str, listing: str, shared: int, threads: int) -> Facts:
+    """Facts from `cuobjdump --dump-resource-usage` and `nvdisasm` of one kernel with `threads` to a program."""
     numbers = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
     lines = [_Line.of_nvidia(text) for text in listing.splitlines()]
     spilled = sum(4 for line in lines if line.opcode.startswith("STL"))
-    return _summed(lines, threads, numbers["REG"], spilled, numbers["LOCAL"] + numbers["STACK"], shared)
+    return _summed(lines, threads, numbers["REG"], spilled, 0, numbers["LOCAL"] + numbers["STACK"], shared)
 
 
-def _amd(text: str, shared: int, threads: int) -> Facts:
+def amd(text: str, shared: int, threads: int) -> Facts:
+    """Facts from the assembly of one kernel."""
+
     def number(key: str) -> int:
         return int(re.search(rf"\.{key}:\s*(\d+)", text).group(1))
 
     lines = [_Line.of_amd(row) for row in text.splitlines()]
-    spills = number("vgpr_spill_count") + number("sgpr_spill_count")
-    return _summed(lines, threads, number("vgpr_count"), spills, number("private_segment_fixed_size"), shared)
+    spills, scalar_spills = number("vgpr_spill_count"), number("sgpr_spill_count")
+    return _summed(lines, threads, number("vgpr_count"), spills, scalar_spills, number("private_segment_fixed_size"), shared)
 
 
 @dataclass(frozen=True)
@@ -107,12 +95,13 @@ def _nvidia_load_bytes(opcode: str) -> int:
     return next((sizes[part] for part in parts if part in sizes), 4)
 
 
-def _summed(lines: list[_Line], threads: int, registers: int, spills: int, local: int, shared: int) -> Facts:
+def _summed(lines: list[_Line], threads: int, registers: int, spills: int, scalar_spills: int, local: int, shared: int) -> Facts:
     loop = _matrix_loop(lines)
     wide = [line.load_bytes for line in loop if line.load_bytes >= 8]
     return Facts(
         registers=registers,
         spills=spills,
+        scalar_spills=scalar_spills,
         local_bytes=local,
         shared_bytes=shared,
         widest_load_bytes=max((line.load_bytes for line in lines), default=0),
@@ -124,14 +113,7 @@ def _summed(lines: list[_Line], threads: int, registers: int, spills: int, local
 
 
 def _matrix_loop(lines: list[_Line]) -> list[_Line]:
-    """The innermost loop with the most matrix instructions, or with the most loads where there are none: a label up to a branch back to it."""
+    """The innermost loop with the most matrix instructions, else with the most loads: a label up to a branch back to it."""
     where = {line.label: at for at, line in enumerate(lines) if line.label}
     loops = [lines[where[line.target] : at] for at, line in enumerate(lines) if line.target in where and where[line.target] < at]
     return max(loops, key=lambda body: (sum(x.matrix for x in body), sum(x.load_bytes for x in body), -len(body)), default=[])
-
-
-def _run(tool: str, *arguments: str) -> str:
-    import triton
-
-    path = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", tool)
-    return subprocess.run([path, *arguments], check=True, capture_output=True, text=True).stdout

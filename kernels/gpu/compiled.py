@@ -19,7 +19,7 @@ from kernels.gpu.attend import attend_kernel, merge_kernel
 from kernels.gpu.attention import MERGE_SPLITS
 from kernels.gpu.copy_pages import copy_kernel
 from kernels.gpu.launch import ALIGNMENT_BYTES
-from kernels.gpu.layers import GATED_BLOCK, norm_rows
+from kernels.gpu.layers import GATED_BLOCK, norm_rows, rope_rows
 from kernels.gpu.pointwise import gated_kernel, rms_norm_kernel, rope_kernel
 from kernels.gpu.rows import read_kernel, write_kernel
 from kernels.gpu.specialisations import Attend, Copy, Merge, Pointwise, Rows, Spec, block_dim, row_block, tuning
@@ -149,7 +149,7 @@ def _pointwise(spec: Pointwise) -> Request:
     if spec.op == "rope":
         types = {"x": tensor, "cos": "*fp32", "sin": "*fp32", "out": tensor}
         types |= dict.fromkeys(("count", "heads", "head_dim", "rotated", "token_stride", "head_stride"), "i32")
-        return Request(rope_kernel, types, {"BLOCK_D": spec.block, "BLOCK_R": row_block(spec.block)})
+        return Request(rope_kernel, types, {"BLOCK_D": spec.block, "BLOCK_R": rope_rows(spec.block)})
     if spec.op.startswith("gated"):
         types = {"gate_up": tensor, "out": tensor, "features": "i32", "token_stride": "i32"}
         return Request(gated_kernel, types, {"ACTIVATION": spec.op.removeprefix("gated "), "BLOCK": GATED_BLOCK})

@@ -6,11 +6,17 @@ import torch
 
 from kernels.gpu.launch import ceil_div, dtype_name, require_listed
 from kernels.gpu.pointwise import gated_kernel, rms_norm_kernel, rope_kernel
-from kernels.gpu.specialisations import Pointwise, block_dim, power_of_two, row_block
+from kernels.gpu.specialisations import Pointwise, block_dim, power_of_two
 
+ROPE_VALUES = 1024
 NORM_VALUES = 2048  # values that one program of rms_norm handles, when a row is shorter than that
 GATED_BLOCK = 1024
 SMALLEST_BLOCK = 64
+
+
+def rope_rows(block: int) -> int:
+    """Rows (one head of one token) that one program of rope handles."""
+    return max(1, ROPE_VALUES // block)
 
 
 def norm_rows(block: int) -> int:
@@ -24,7 +30,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     require_listed(Pointwise("rope", dtype_name(x.dtype), block), x.device)
     x = x if x.stride(2) == 1 else x.contiguous()
     out = torch.empty(tokens, heads, head_dim, dtype=x.dtype, device=x.device)
-    some = row_block(head_dim)
+    some = rope_rows(block)
     rope_kernel[(ceil_div(tokens * heads, some),)](
         x,
         cos.contiguous(),

@@ -110,7 +110,7 @@ def block_dim(head_dim: int) -> int:
 
 
 def row_block(head_dim: int) -> int:
-    """Rows (one head of one token) that one program of write_rows, read_rows and rope handles: about 2,048 values."""
+    """Rows (one head of one token) that one program of write_rows and read_rows handles: about 2,048 values."""
     return max(1, 2048 // block_dim(head_dim))
 
 
@@ -143,9 +143,11 @@ def key_splits(planned: int, programs: int, longest: int, processors: int) -> in
 
 
 def tuning(spec: Attend, amd: bool) -> Tuning:
-    """A key tile of 64 rows, 32 of long or float32 rows. Decode tiles keep one more load in flight, but not in AMD's 64 KiB of LDS."""
-    wide = block_dim(spec.head_dim) > 128 or spec.dtype == "float32"
-    warps = 8 if spec.dtype == "float32" or (spec.rows > DECODE_ROWS and block_dim(spec.head_dim) >= 128) else 4
+    """64 keys to a tile, 32 of long, padded or float32 rows. Decode tiles keep one more load in flight, but not in AMD's 64 KiB of LDS."""
+    lanes = block_dim(spec.head_dim)
+    padded = lanes > spec.head_dim and spec.rows > DECODE_ROWS
+    wide = lanes > 128 or spec.dtype == "float32" or padded
+    warps = 8 if spec.dtype == "float32" or (spec.rows > DECODE_ROWS and lanes >= 128 and not padded) else 4
     stages = 3 if spec.rows == DECODE_ROWS and not amd else 2
     return Tuning(32 if wide else 64, warps, stages)
 

@@ -44,11 +44,17 @@ def value(token: int, position: int) -> list[float]:
     return [float(token), float(position), float(token * position), 1.0]
 
 
+def coarse_value(token: int, position: int) -> list[float]:
+    """A V row of whole numbers from 0 to 15, both ends included: 4-bit groups hold it exactly."""
+    return [0.0, 15.0, float(token % 16), float((7 * position + position // 16) % 16)]
+
+
 class Driver:
     """One cache and the history that each of its sequences must have."""
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVCache, value: Callable[[int, int], list[float]] = value) -> None:
         self.cache = cache
+        self.value = value
         self.logs: dict[int, list[int]] = {}
 
     def open(self, prompt: Sequence[int] = (), expect: int | None = None) -> int:
@@ -82,14 +88,14 @@ class Driver:
         geometry = self.cache.geometry
         for layer in range(len(geometry.layers) if layers is None else layers):
             heads = geometry.layers[layer].kv_heads
-            rows = torch.tensor([value(logs[sid][at], at) for sid, at in fed], dtype=self.cache.dtype)  # [T, D]
+            rows = torch.tensor([self.value(logs[sid][at], at) for sid, at in fed], dtype=self.cache.dtype)  # [T, D]
             v = rows[:, None, :].repeat(1, heads, 1)
             q = torch.ones(len(fed), geometry.query_heads, HEAD_DIM, dtype=self.cache.dtype)
             out = self.cache.attend(layer, q, torch.zeros_like(v), v, plan)
             mask = self.cache.mask(layer)
             for row, (sid, at) in zip(out, fed, strict=True):
                 seen = [j for j in range(at + 1) if mask.window is None or at - j < mask.window or j < mask.sinks]
-                want = torch.tensor([value(logs[sid][j], j) for j in seen], dtype=torch.float64).mean(0)
+                want = torch.tensor([self.value(logs[sid][j], j) for j in seen], dtype=torch.float64).mean(0)
                 assert torch.allclose(row.double(), want.expand_as(row), rtol=1e-9, atol=1e-9), f"layer {layer}, sequence {sid}, query {at}"
 
     def commit(self, plan: Plan, news: Mapping[int, Sequence[int]]) -> None:
@@ -119,9 +125,12 @@ class Driver:
 
     def look(self) -> None:
         """Read every sequence back: plan one token each, compare the answers, take the plan back."""
-        for sid, log in self.logs.items():
-            if len(log) < self.cache.geometry.context:
-                self.abort_after({sid: [7]})
+        for sid in self.logs:
+            self.look_at(sid)
+
+    def look_at(self, sid: int) -> None:
+        if len(self.logs[sid]) < self.cache.geometry.context:
+            self.abort_after({sid: [7]})
 
     def fits(self, length: int, most: int = 60) -> int:
         """How many new sequences of `length` tokens fit beside the living ones, found by filling; they are closed again."""
@@ -129,7 +138,8 @@ class Driver:
         try:
             while len(opened) < most:
                 opened.append(self.open(expect=length))
-                self.step({opened[-1]: [len(opened)] * length})
+                news = {opened[-1]: [len(opened)] * length}
+                self.commit(self.plan(news), news)
         except CacheFull:
             opened_whole = len(opened) - 1
         else:

@@ -113,13 +113,13 @@ def test_growing_keeps_owners_and_adds_new_ids():
     assert sorted(old + pool.take(3)) == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_life_agrees_with_a_dict_of_owners(seed):
     rng = random.Random(seed)
     published: set[int] = set()
     pool = PagePool(6, published.discard)
     owners: dict[int, Counter[int]] = {}  # owner -> its pages, with repeats
-    for step in range(1000):
+    for step in range(300):
         counts = sum(owners.values(), Counter())
         act = rng.choice(("take", "take", "fork", "drop", "drop", "publish", "adopt", "end"))
         held = [(owner, page) for owner, pages in owners.items() for page in pages]
@@ -141,9 +141,9 @@ def test_random_life_agrees_with_a_dict_of_owners(seed):
             pool.release([page])
             owners[owner] -= Counter([page])
         elif act == "publish" and held:
-            published.add(rng.choice(held)[1])
-            pool.publish(next(iter(published & set(counts)), held[0][1]))
-            published |= {next(iter(published & set(counts)), held[0][1])}
+            _, page = rng.choice(held)
+            pool.publish(page)
+            published.add(page)
         elif act == "adopt" and published:
             page = rng.choice(sorted(published))
             pool.share([page])

@@ -48,11 +48,11 @@ class ConstantFeed:
 @promise("N", "N01", "B04", "L10")
 def memory_that_is_not_read_changes_no_bit(subject: Subject) -> None:
     """Every row that no query of a step may see is NaN, inf, -inf, 65504 and -1e4 in turn: identical bits, all finite."""
-    for heads, head_dim in (((6, 3), 24), ((8, 2), 8)):
+    for heads, head_dim, fills in (((6, 3), 24, FILLS), ((8, 2), 8, FILLS[::3])):
         geometry = subject.geometry(heads=heads, head_dim=head_dim, windows=(None, 4), dtype="float32")
-        runs = [_life(World(subject, geometry, fill=fill)) for fill in FILLS]
+        runs = [_life(World(subject, geometry, fill=fill, shadowed=fill is fills[0])) for fill in fills]
         assert all(np.isfinite(out).all() for out in runs[0]), "poison reached an output"
-        for fill, run in zip(FILLS[1:], runs[1:], strict=True):
+        for fill, run in zip(fills[1:], runs[1:], strict=True):
             assert all(np.array_equal(a, b) for a, b in zip(runs[0], run, strict=True)), f"memory full of {fill} changes an output"
 
 

@@ -57,6 +57,7 @@ def _machine(subject: Subject, budgeted: bool) -> type:
     from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
     small = st.integers(0, 11)
+    purse = _Purse(subject)
 
     class Life(RuleBasedStateMachine):
         world: World | None = None
@@ -70,7 +71,8 @@ def _machine(subject: Subject, budgeted: bool) -> type:
         )
         def born(self, heads: tuple[int, int], head_dim: int, windows: tuple[int | None, ...], count: int, seed: int) -> None:
             geometry = subject.geometry(heads=heads, head_dim=head_dim, windows=windows, context=64)
-            self.world, self.fresh = _world(subject, geometry, count if budgeted else None)
+            budget, self.fresh = purse.of(geometry, count) if budgeted else (None, None)
+            self.world = World(subject, geometry, budget)
             self.draws = np.random.default_rng(seed)
 
         @precondition(lambda self: len(self.world.logs) < 6)
@@ -138,11 +140,18 @@ def _machine(subject: Subject, budgeted: bool) -> type:
     return Life
 
 
-def _world(subject: Subject, geometry: Geometry, count: int | None) -> tuple[World, int | None]:
-    """A world, with a budget for `count` sequences of UNIT tokens when count is given, and the capacity it should have at the end."""
-    if count is None:
-        return World(subject, geometry), None
-    budget = budget_for(subject, geometry, count, UNIT)
-    if budget is None:
-        return World(subject, geometry), None
-    return World(subject, geometry, budget), World(subject, geometry, budget, shadowed=False).capacity(UNIT, 60)
+class _Purse:
+    """Budgets by geometry and number of sequences, each worked out once."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._known: dict[tuple[Geometry, int], tuple[int | None, int | None]] = {}
+
+    def of(self, geometry: Geometry, count: int) -> tuple[int | None, int | None]:
+        """A budget for `count` sequences of UNIT tokens, and how many a fresh cache then holds; None, None when nothing is stored."""
+        key = (geometry, count)
+        if key not in self._known:
+            budget = budget_for(self._subject, geometry, count, UNIT)
+            fresh = None if budget is None else World(self._subject, geometry, budget, shadowed=False).capacity(UNIT, 60)
+            self._known[key] = (budget, fresh)
+        return self._known[key]

@@ -47,14 +47,17 @@ def rewind_within_reach_is_exact_and_beyond_it_is_refused(subject: Subject) -> N
 def _cut_everywhere(subject: Subject, geometry: Geometry) -> None:
     facts = subject.facts(geometry)
     length = min(facts.reach, 60) + 4
+    world = World(subject, geometry)
+    sid = world.start(tokens(length), 5)
     for target in range(length):
-        world = World(subject, geometry)
-        sid = world.start(tokens(length), 5)
+        child = world.fork(sid)
         try:
-            world.truncate(sid, target)
+            world.truncate(child, target)
         except CannotRewind:
             assert length - target > facts.rewind, f"going back {length - target} tokens was refused; {facts.rewind} were promised"
-        world.feed_on(sid, tokens(3, 1), 2)
+        world.feed_on(child, tokens(3, 1), 2)
+        world.close(child)
+    world.feed_on(sid, tokens(2, 1))
 
 
 @promise("P", "P08", "P05")

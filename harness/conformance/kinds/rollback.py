@@ -34,9 +34,9 @@ def cut_to_any_length_equals_a_fresh_run(subject: Subject) -> None:
     geometry = subject.rewindable(1, heads=(4, 1), head_dim=8)
     facts = subject.facts(geometry)
     length = facts.reach + 1
-    reach = int(min(facts.rewind, length, 12))
+    reach = int(min(facts.rewind, length, 9))
     for target in range(length - reach, length):
-        cut, fresh = World(subject, geometry), World(subject, geometry)
+        cut, fresh = World(subject, geometry), World(subject, geometry, shadowed=False)
         sid = cut.start(tokens(length), 3)
         cut.truncate(sid, target)
         other = fresh.start(tokens(length)[:target], 3) if target else fresh.open()
@@ -126,7 +126,7 @@ def abort_after_any_layer_is_as_if_never_planned(subject: Subject) -> None:
     geometry = subject.geometry(windows=(None, 4, None))
     news = tokens(3, 2)
     for layers in range(4):
-        clean, hurt = (_forked_world(subject, geometry) for _ in range(2))
+        clean, hurt = (_forked_world(subject, geometry, shadowed) for shadowed in (False, True))
         before = hurt.cache.stats()
         for _ in range(2):
             plan = hurt.plan({0: news, 1: news[:1]})
@@ -174,9 +174,9 @@ def _refused(call: object, kinds: tuple[type[Exception], ...]) -> None:
     raise AssertionError("something that makes no sense was accepted")
 
 
-def _forked_world(subject: Subject, geometry: Geometry) -> World:
+def _forked_world(subject: Subject, geometry: Geometry, shadowed: bool) -> World:
     """Sequence 0 and its child 1, which share a partial page."""
-    world = World(subject, geometry)
+    world = World(subject, geometry, shadowed=shadowed)
     world.start(tokens(9), 4, expect=20)
     world.fork(0)
     return world

@@ -1,0 +1,205 @@
+"""`python -m harness.gate CURRENT.json`: fails when benchmarks got worse than the committed baseline.
+
+It reads and writes files; what is worse is decided in `harness/measure/gate.py`. It measures nothing itself.
+
+    python -m harness.gate CURRENT.json                        against results/baseline
+    python -m harness.gate CURRENT.json --baseline FILE.json   against one file, measured on this class of machine
+    python -m harness.gate CURRENT.json --update all           write both parts of the baseline
+    python -m harness.gate CURRENT.json --update portable      write only what does not depend on the machine
+
+A baseline has two parts: `portable.json` (bytes and KL, the same on every machine) and `<machine class>/benchmarks.json` (what
+pytest-benchmark wrote there, without raw samples). On a machine whose class has no baseline, or one measured under other
+conditions, bytes and KL are gated and speed is not, and the output says so.
+
+Exit codes: 0 pass, 1 regression, 2 refused (these files cannot be compared), 3 inconclusive (too noisy to judge speed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UserError
+from harness.measure.gate import (
+    EXIT_CODES,
+    INCONCLUSIVE,
+    NOISE_LIMIT,
+    PASS,
+    REFUSED,
+    Entry,
+    Finding,
+    Mean,
+    Speed,
+    judge_content,
+    judge_presence,
+    judge_speed,
+    overall,
+)
+
+BASELINES = Path(__file__).resolve().parents[1] / "results" / "baseline"
+PORTABLE, BY_MACHINE = "portable.json", "benchmarks.json"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One file of benchmarks. machine and conditions are None in the portable part of a baseline."""
+
+    path: Path
+    machine: str | None
+    conditions: dict[str, object] | None  # what else a speed depends on: versions, kernels, threads
+    data_sha256: str  # of everything that determines the inputs
+    entries: dict[str, Entry]
+    raw: dict[str, Any]
+
+
+def read(path: Path) -> Measured:
+    """The benchmarks in a file. UserError if it is missing, is no such file, or holds none."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise UserError(
+            f"{path} does not exist: write it with pytest tests/benchmarks -p no:xdist --benchmark-enable --benchmark-json={path}"
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}): give a file that --benchmark-json wrote") from error
+    try:
+        info = raw.get("machine_info", {"machine": None, "conditions": None})
+        entries = {benchmark["fullname"]: _entry(benchmark["extra_info"]) for benchmark in raw["benchmarks"]}
+        found = Measured(path, info["machine"], info["conditions"], raw["data_sha256"], entries, raw)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} was not written by tests/benchmarks ({error} is missing or wrong): measure again with them") from error
+    if not entries:
+        raise UserError(f"{path} holds no benchmark: run tests/benchmarks with --benchmark-enable and without xdist")
+    return found
+
+
+def _entry(extra: dict[str, Any]) -> Entry:
+    kl, speed = extra.get("kl_nats"), extra.get("against_calibration")
+    return Entry(extra.get("bytes"), None if kl is None else Mean(**kl), None if speed is None else Speed(**speed))
+
+
+def judge(baseline: Measured, current: Measured, content: bool, speed: bool) -> list[Finding]:
+    """Everything that `current` shows against `baseline`. UserError where the two cannot be compared."""
+    if baseline.data_sha256 != current.data_sha256:
+        raise UserError(
+            f"{current.path} was measured on other inputs (checksum {current.data_sha256[:12]}) than {baseline.path} "
+            f"({baseline.data_sha256[:12]}): write a new baseline with `make baseline`"
+        )
+    if speed and baseline.machine != current.machine:
+        raise UserError(
+            f"{baseline.path} is from machine class {baseline.machine!r} and {current.path} from {current.machine!r}: "
+            "speeds are compared on one class of machine only; give a baseline of this one"
+        )
+    if speed and baseline.conditions != current.conditions:
+        raise UserError(f"{baseline.path} was measured under other conditions ({_differences(baseline, current)}): measure it again")
+    findings = judge_presence(baseline.entries, current.entries)
+    for name in baseline.entries.keys() & current.entries.keys():
+        sides = baseline.entries[name], current.entries[name]
+        findings += judge_content(name, *sides) if content else []
+        findings += [judge_speed(name, *sides)] if speed else []
+    return findings
+
+
+def judge_folder(folder: Path, current: Measured) -> tuple[list[Finding], str | None]:
+    """Everything against the committed baseline, and why speed was not judged (None: it was)."""
+    findings = judge(read(folder / PORTABLE), current, content=True, speed=False)
+    path = folder / str(current.machine) / BY_MACHINE
+    if not path.exists():
+        return findings, f"no baseline for machine class {current.machine!r} (`make baseline` on this machine writes one)"
+    baseline = read(path)
+    if baseline.machine == current.machine and baseline.conditions != current.conditions:
+        return findings, f"{path} was measured under other conditions ({_differences(baseline, current)})"
+    return findings + judge(baseline, current, content=False, speed=True), None
+
+
+def update(folder: Path, current: Measured, speed: bool) -> list[Path]:
+    """Make `current` the baseline -> the files written. UserError, and nothing written, when its speeds are missing."""
+    benchmarks = [
+        {"fullname": name, "extra_info": {key: entry["extra_info"].get(key) for key in ("bytes", "kl_nats")}}
+        for name, entry in sorted((benchmark["fullname"], benchmark) for benchmark in current.raw["benchmarks"])
+    ]
+    written = {folder / PORTABLE: {"data_sha256": current.data_sha256, "benchmarks": benchmarks}}
+    if speed:
+        if current.machine is None or any(entry.speed is None for entry in current.entries.values()):
+            raise UserError(f"{current.path} has benchmarks without a speed: measure with --benchmark-enable and without xdist")
+        written[folder / current.machine / BY_MACHINE] = current.raw
+    for path, document in written.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(".part")
+        beside.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        os.replace(beside, path)
+    return list(written)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command -> its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        current = read(options.current)
+        if options.update is not None:
+            return _update(options.baseline, current, speed=options.update == "all")
+        if options.baseline.is_dir():
+            findings, not_judged = judge_folder(options.baseline, current)
+        else:
+            findings, not_judged = judge(read(options.baseline), current, content=True, speed=True), None
+    except UserError as error:
+        print(f"gate: refused: {error}", file=sys.stderr)
+        return EXIT_CODES[REFUSED]
+    return _say(findings, not_judged)
+
+
+def _parser() -> argparse.ArgumentParser:
+    about, _, details = __doc__.partition("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.gate", description=about, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("current", type=Path, help="what --benchmark-json wrote")
+    parser.add_argument("--baseline", type=Path, default=BASELINES, help="a folder of baselines or one file (default: results/baseline)")
+    parser.add_argument("--update", choices=("all", "portable"), help="make CURRENT the baseline instead of judging it")
+    return parser
+
+
+def _update(folder: Path, current: Measured, speed: bool) -> int:
+    noisy = [name for name, entry in current.entries.items() if entry.speed is not None and entry.speed.noise > NOISE_LIMIT]
+    if speed and noisy:
+        print(
+            f"gate: inconclusive: no baseline was written, because {len(noisy)} of {len(current.entries)} benchmarks have a noise above "
+            f"{NOISE_LIMIT:.0%} ({', '.join(noisy[:3])}{', ...' if len(noisy) > 3 else ''}): measure on a quieter machine"
+        )
+        return EXIT_CODES[INCONCLUSIVE]
+    before = read(folder / PORTABLE).entries if (folder / PORTABLE).exists() else {}
+    for path in update(folder, current, speed):
+        print(f"gate: wrote {path}")
+    for name in sorted(before.keys() - current.entries.keys()):
+        print(f"gate: no longer in the baseline: {name}")
+    return EXIT_CODES[PASS]
+
+
+def _say(findings: Sequence[Finding], not_judged: str | None) -> int:
+    verdict = overall(findings)
+    for finding in sorted(findings, key=lambda found: (found.verdict, found.aspect, found.benchmark)):
+        if finding.verdict != PASS:
+            print(f"{finding.verdict:12} {finding.aspect:8} {finding.benchmark} {finding.text}")
+    counts = Counter((finding.aspect, finding.verdict) for finding in findings)
+    parts = [f"{aspect} {count} {outcome}" for (aspect, outcome), count in sorted(counts.items())]
+    print(f"gate: {verdict}: {', '.join(parts)}")
+    if not_judged is not None:
+        print(f"gate: SPEED WAS NOT GATED: {not_judged}. Bytes and KL were.")
+    return EXIT_CODES[verdict]
+
+
+def _differences(baseline: Measured, current: Measured) -> str:
+    before, now = ({} if side.conditions is None else side.conditions for side in (baseline, current))
+    keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    return ", ".join(f"{key}: {before.get(key)} then, {now.get(key)} now" for key in keys)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""What pytest-benchmark writes: the facts that speeds depend on, no raw samples, and nothing that names a person, host or folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, Any]:
+    """The machine class, and the conditions under which a speed of that class can be compared."""
+    import torch
+
+    import kernels.cpu
+    from harness.measure.environment import fingerprint
+    from tests.benchmarks import toy
+
+    facts = fingerprint("cpu", torch.get_num_threads(), 0)
+    packages = facts["packages"]
+    conditions = {
+        "python": ".".join(facts["python"].split(".")[:2]),
+        "kernels": f"{toy.ops().name}, {kernels.cpu.FLAVOUR}",
+        "threads": facts["threads"],
+        **{name: packages[name] for name in ("torch", "numba", "numpy")},
+    }
+    return {"machine": facts["machine"], "conditions": conditions}
+
+
+def pytest_benchmark_generate_commit_info(config: pytest.Config) -> dict[str, Any]:
+    """Which commit was measured, and no names."""
+    from harness.measure.environment import commit
+
+    found = commit()
+    return {"id": found["commit"], "dirty": found["dirty"]}
+
+
+def pytest_benchmark_update_json(config: pytest.Config, benchmarks: list[Any], output_json: dict[str, Any]) -> None:
+    """A baseline is read by people in a diff: drop the samples, and say what the inputs were."""
+    from tests.benchmarks import toy
+
+    output_json["data_sha256"] = toy.data_sha256()
+    for benchmark in output_json["benchmarks"]:
+        benchmark["stats"].pop("data", None)

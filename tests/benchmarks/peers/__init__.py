@@ -1,0 +1,1 @@
+"""Measurements beside other implementations; see README.md. Not part of CI."""

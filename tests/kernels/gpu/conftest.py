@@ -1,0 +1,37 @@
+"""The Triton kernels in Triton's interpreter, with every NumPy warning an error: an overflowing address is one.
+
+`tests/conftest.py` sets TRITON_INTERPRET=1 before anything imports triton. Tests that need the compiler start a process without it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from kernels.api import Ops
+
+
+@pytest.fixture(scope="session")
+def ops() -> Ops:
+    """The triton backend, interpreted."""
+    from kernels.backend import resolve
+    from kernels.gpu.launch import interpreted
+
+    assert interpreted, "triton was imported before TRITON_INTERPRET=1 was set: import it inside a test, not while collecting"
+    return resolve("triton")
+
+
+@pytest.fixture(scope="session")
+def reference() -> Ops:
+    from kernels.backend import resolve
+
+    return resolve("reference")
+
+
+@pytest.fixture(autouse=True)
+def numpy_warnings_are_errors() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
