@@ -107,9 +107,9 @@ def _run_point(config: DictConfig, sweep: Sweep | None) -> int:
     runtime = HydraConfig.get()
     if sweep is None:
         return _outcome(config, runtime, None)[0]
-    label = " ".join(override.lstrip("+") for override in runtime.overrides.task)
     if sweep.started == 0:
-        sweep.total = _points(runtime)
+        sweep.total, sweep.swept = _points(runtime)
+    label = sweep.label([override.lstrip("+") for override in runtime.overrides.task])
     sweep.begin(label)
     code, sweep.states[label] = _outcome(config, runtime, sweep)
     return code
@@ -139,13 +139,14 @@ def _outcome(config: DictConfig, runtime: Any, sweep: Sweep | None) -> tuple[int
     return OK if record["status"] == "ok" else FAILED, record["status"]
 
 
-def _points(runtime: Any) -> int | None:
-    """How many points this sweep has; None where a sweeper decides that as it goes."""
+def _points(runtime: Any) -> tuple[int | None, tuple[str, ...]]:
+    """How many points this sweep has (None where a sweeper decides that as it goes), and the keys that differ between them."""
     if not runtime.sweeper._target_.endswith(".BasicSweeper"):
-        return None
+        return None, ()
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     overrides = parser.parse_overrides(sys.argv[1 : 1 + _flags_begin(sys.argv[1:])])
-    return sum(len(batch) for batch in BasicSweeper.split_arguments(overrides, None))
+    swept = tuple(override.key_or_group for override in overrides if override.is_sweep_override())
+    return sum(len(batch) for batch in BasicSweeper.split_arguments(overrides, None)), swept
 
 
 def _flags_begin(arguments: Sequence[str]) -> int:

@@ -75,11 +75,17 @@ class Sweep:
     name: str
     say: Say
     total: int | None = None
+    swept: tuple[str, ...] = ()  # keys that differ between points; empty where nobody knows
     started: int = 0
     run_s: list[float] = field(default_factory=list)
     points: list[str] = field(default_factory=list)
     states: dict[str, str] = field(default_factory=dict)  # label -> what became of it
     results_dir: str | None = None
+
+    def label(self, overrides: Sequence[str]) -> str:
+        """A point in as few words as tell it from the others."""
+        telling = [override for override in overrides if _key(override).partition("@")[0] in self.swept or _key(override) in self.swept]
+        return " ".join(telling or overrides)
 
     def begin(self, label: str) -> None:
         """Say which point is next and how long the rest may take."""

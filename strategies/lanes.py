@@ -168,7 +168,7 @@ class Lane:
         return more + len(self._shared_tails(spans))
 
     def take(self, spans: Spans) -> Taken:
-        """Map the pages that these spans need; a writer whose partial page is shared or published gets a copy of it."""
+        """Map the pages that these spans need; a writer whose partial page is shared gets a copy of it."""
         taken = Taken()
         tails = self._shared_tails(spans)
         copies = self.pool.take(len(tails))
@@ -179,8 +179,10 @@ class Lane:
             device = self._cache.geometry.device
             sources, targets = (torch.tensor(ids, device=device) for ids in ([old for _, _, old in taken.copied], copies))  # [n] int64
             self._cache.ops.copy_pages(flat(list(self.stores.values())), sources, targets)
-        for sid, _, stop in spans:
+        for sid, start, stop in spans:
             before = self.tables.count(sid)
+            if start % self._page_size:
+                self.pool.retract(self.tables.page(sid, start // self._page_size))
             more = -(-stop // self._page_size) - before
             if more:
                 taken.appended.append((sid, before))
@@ -241,11 +243,11 @@ class Lane:
         return int(np.count_nonzero(seen))
 
     def _shared_tails(self, spans: Spans) -> list[tuple[int, int]]:
-        """(sid, logical page) of each span that starts inside a page it must not write to."""
+        """(sid, logical page) of each span that starts inside a page which others map too."""
         return [
             (sid, start // self._page_size)
             for sid, start, _ in spans
-            if start % self._page_size and not self.pool.writable(self.tables.page(sid, start // self._page_size))
+            if start % self._page_size and self.pool.refs(self.tables.page(sid, start // self._page_size)) > 1
         ]
 
     def _sink_pages(self) -> int:

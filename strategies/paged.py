@@ -34,7 +34,8 @@ class Paged(KVCache):
     """page_size: tokens a page. window, sinks: what a query may see, on top of the model's own windows; pages that slid out
     are given back, sink pages are pinned, positions stay absolute (StreamingLLM, Xiao et al. 2023, re-numbers them: another
     method). slack: tokens that `truncate` can take back, counted from the longest length, when some layer drops pages; a
-    cache that drops none can always rewind. prefix: whole pages of ended or running sequences are found again by `open`.
+    cache that drops none can always rewind. prefix: whole pages of ended or running sequences are found again by `open`; those
+    that no sequence maps last until their memory is needed, so without a budget, which sets none aside for them, not for long.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ class PagePool:
     """Reference-counted page ids 1..capacity. Id 0 is the scratch page.
 
     A page is free, owned (one count for each sequence that maps it) or cached: published, without an owner, handed out
-    again only when no free page is left, oldest first. `on_evict(page)` is called before a cached page is handed out.
+    again only when no free page is left, oldest first. `on_evict(page)` is called before a published page is written to again.
     """
 
     def __init__(self, capacity: int, on_evict: Callable[[int], None] | None = None) -> None:
@@ -50,10 +50,6 @@ class PagePool:
     def refs(self, page: int) -> int:
         """Owners of `page`."""
         return self._refs[page]
-
-    def writable(self, page: int) -> bool:
-        """One owner and not published: its only owner may write to it in place."""
-        return self._refs[page] == 1 and page not in self._published
 
     def grow(self, pages: int) -> None:
         """Add `pages` new ids."""
@@ -109,6 +105,11 @@ class PagePool:
         """From now on immutable; kept as cached when its last owner leaves."""
         self._published.add(page)
 
+    def retract(self, page: int) -> None:
+        """No longer published, so that its only owner may write to it; announced like an eviction. Nothing when it was not published."""
+        if page in self._published:
+            self._withdraw(page)
+
     def _drop(self, page: int) -> None:
         if page in self._published:
             self._cached[page] = None
@@ -117,7 +118,10 @@ class PagePool:
 
     def _evict(self) -> int:
         page, _ = self._cached.popitem(last=False)
+        self._withdraw(page)
+        return page
+
+    def _withdraw(self, page: int) -> None:
         self._published.discard(page)
         if self._on_evict is not None:
             self._on_evict(page)
-        return page

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from strategies.geometry import CacheFull
+from strategies.geometry import CacheFull, CannotRewind
 from strategies.paged import Paged
 from tests.strategies.driving import Driver, fresh_fits, ops, paged, shape
 
@@ -14,9 +14,8 @@ PAGE = 4 * 2 * 4 * 8  # four tokens of K and V in one float64 layer of `shape()`
 ONE_HASH = 2**61 - 1  # its multiples all hash to 0: CPython's integer hash is a remainder by it
 
 
-def reusing(pages: int | None = None, **parameters: object) -> Driver:
-    budget = None if pages is None else (pages + 1) * PAGE
-    return Driver(paged(budget=budget, page_size=4, prefix=True, **parameters))
+def reusing(pages: int = 40, **parameters: object) -> Driver:
+    return Driver(paged(budget=(pages + 1) * PAGE, page_size=4, prefix=True, **parameters))
 
 
 @pytest.mark.parametrize(("length", "held"), [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8)])
@@ -81,17 +80,38 @@ def test_what_was_never_written_is_never_found(chunks):
     driver.look()
 
 
-def test_rejected_draft_is_not_found_and_what_replaces_it_is():
-    driver = reusing()
+def test_rejected_draft_makes_room_for_what_replaces_it_and_takes_no_copy():
+    driver = reusing(3)
     sid = driver.start([1, 2, 3, 4, 5])
     driver.step({sid: [60, 61, 62, 63]})
     driver.truncate(sid, 6)
     driver.step({sid: [7, 8, 9]})
     driver.look()
     held = driver.cache.held
+    assert driver.cache.ops.calls["copy_pages"] == 0
     assert held(driver.cache.open([1, 2, 3, 4, 5, 60, 7, 8, 9])) == 8
-    assert held(driver.cache.open([1, 2, 3, 4, 5, 60, 61, 62, 63])) == 8, "the page was whole and committed: it stays true"
-    assert held(driver.cache.open([1, 2, 3, 4, 5, 60, 61, 8, 9])) == 4
+    assert held(driver.cache.open([1, 2, 3, 4, 5, 60, 61, 62, 63])) == 4
+
+
+def test_cut_page_that_others_read_is_copied_and_stays_findable():
+    driver, prompt = reusing(), list(range(1, 10))
+    owner, reader = driver.start(prompt), driver.start(prompt)
+    driver.truncate(owner, 6)
+    driver.step({owner: [50, 51, 52]})
+    driver.look()
+    driver.close(reader)
+    assert [driver.cache.held(driver.cache.open(tokens)) for tokens in (prompt, [*prompt[:6], 50, 51, 52])] == [8, 8]
+
+
+def test_aborted_rewrite_of_a_cut_page_leaves_nothing_findable_that_was_overwritten():
+    driver, prompt = reusing(), list(range(1, 10))
+    owner = driver.start(prompt)
+    driver.truncate(owner, 6)
+    driver.abort_after({owner: [50, 51, 52]})
+    reader = driver.start(prompt)
+    driver.look()
+    driver.step({owner: prompt[6:], reader: [70]})
+    driver.look()
 
 
 def test_published_page_is_never_written_again():
@@ -116,10 +136,10 @@ def test_evicted_pages_are_not_found_while_somebody_else_writes_to_them():
     with pytest.raises(CacheFull):
         driver.start(a)
     assert driver.cache.held(max(driver.logs)) == 0
-    driver.look_at(b) if len(driver.logs[b]) % 4 else driver.truncate(b, 11)
+    driver.truncate(b, 11)
     driver.look_at(b)
     driver.close()
-    assert fresh_fits(lambda: reusing(3).cache, 4) == driver.fits(4) == 3
+    assert driver.fits(4) == 3
 
 
 def test_cached_pages_make_room_deepest_first_and_count_as_free():
@@ -144,7 +164,7 @@ def test_pages_given_back_twice_over_are_published_once():
 @pytest.mark.parametrize("windows", [(4, None), (4,), (None, 6, 4)], ids=str)
 def test_the_same_prompt_four_times_answers_the_same_with_windows(windows, slack):
     prompt = [3 + n % 11 for n in range(14)]
-    driver = Driver(Paged(shape(windows), None, ops(), page_size=2, prefix=True, slack=slack))
+    driver = Driver(Paged(shape(windows), 90 * PAGE, ops(), page_size=2, prefix=True, slack=slack))
     for number in range(4):
         sid = driver.open(prompt)
         assert driver.cache.held(sid) == (0 if number == 0 else 12)
@@ -181,7 +201,7 @@ def test_window_pages_are_found_though_the_beginning_is_forgotten():
 
 
 def test_page_that_one_window_lost_is_not_adopted_for_another():
-    driver = Driver(Paged(shape((None, 4)), None, ops(), page_size=4, prefix=True))
+    driver = Driver(Paged(shape((None, 4)), 60 * PAGE, ops(), page_size=4, prefix=True))
     prompt = list(range(1, 30))
     sid = driver.start(prompt, 4)
     branch = driver.start(prompt[:11])
@@ -202,13 +222,6 @@ def test_index_is_empty_once_its_pages_are_used_for_something_else():
         driver.close()
         assert len(driver.cache._index._homes) == driver.cache.stats().cached_bytes // PAGE
         assert len(driver.cache._index._nodes) <= 6
-    driver.open()
-    news = {0: []}
-    sid = driver.open(expect=24)
-    news = {sid: [99] * 23}
-    driver.commit(driver.plan(news), news)
-    driver.truncate(sid, 3)
-    assert driver.cache._lanes[0].pool.cached <= 5
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, 5), (5,)], ids=str)
@@ -225,7 +238,7 @@ def test_random_life_under_pressure_answers_as_if_nothing_were_shared(windows, s
         act = rng.choice(("open", "open", "step", "step", "abort", "fork", "cut", "close"))
         try:
             if act == "open" or not sids:
-                prompt = [1 + rng.randrange(2) for _ in range(4)] * 2 + [rng.randrange(2) for _ in range(rng.randint(1, 7))]
+                prompt = [rng.randrange(2)] * 8 + [rng.randrange(2) for _ in range(rng.randint(1, 7))]
                 sid = driver.open(prompt, expect=rng.choice((None, 20)))
                 adopted += driver.cache.held(sid)
                 driver.feed(sid, prompt[driver.cache.held(sid) :], rng.randint(1, 9))
@@ -243,9 +256,8 @@ def test_random_life_under_pressure_answers_as_if_nothing_were_shared(windows, s
                 driver.close(rng.choice(sids))
         except CacheFull:
             driver.close(min(driver.logs))
-        except Exception as error:
-            if type(error).__name__ != "CannotRewind":
-                raise
+        except CannotRewind:
+            driver.look()
     assert adopted, "nothing was ever adopted"
     driver.close()
     assert driver.fits(8) == fresh_fits(make, 8)

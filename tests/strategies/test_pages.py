@@ -58,20 +58,19 @@ def test_shared_page_stays_until_its_last_owner_leaves():
     (page,) = pool.take(1)
     pool.share([page])
     pool.share([page])
-    assert (pool.refs(page), pool.shared, pool.owned, pool.writable(page)) == (3, 1, 1, False)
+    assert (pool.refs(page), pool.shared, pool.owned) == (3, 1, 1)
     pool.release([page])
     assert (pool.refs(page), pool.shared) == (2, 1)
     pool.release([page])
-    assert (pool.refs(page), pool.shared, pool.writable(page)) == (1, 0, True)
+    assert (pool.refs(page), pool.shared) == (1, 0)
     pool.release([page])
     assert (pool.owned, pool.available) == (0, 2)
 
 
-def test_published_page_is_not_writable_and_outlives_its_owner():
+def test_published_page_outlives_its_owner():
     pool = PagePool(2)
     (page,) = pool.take(1)
     pool.publish(page)
-    assert not pool.writable(page)
     pool.release([page])
     assert (pool.cached, pool.owned, pool.available) == (1, 0, 2)
     pool.share([page])
@@ -100,9 +99,22 @@ def test_evicted_page_is_an_ordinary_page_again():
     (page,) = pool.take(1)
     pool.publish(page)
     pool.release([page])
-    assert pool.take(1) == [page] and pool.writable(page)
+    assert pool.take(1) == [page]
     pool.release([page])
     assert pool.cached == 0 and pool.available == 1
+
+
+def test_retracted_page_is_announced_once_and_becomes_an_ordinary_page():
+    gone = []
+    pool = PagePool(2, gone.append)
+    a, b = pool.take(2)
+    pool.publish(a)
+    pool.retract(a)
+    pool.retract(a)
+    pool.retract(b)
+    assert gone == [a]
+    pool.release([a])
+    assert (pool.cached, pool.available) == (0, 1)
 
 
 def test_growing_keeps_owners_and_adds_new_ids():
@@ -121,7 +133,7 @@ def test_random_life_agrees_with_a_dict_of_owners(seed):
     owners: dict[int, Counter[int]] = {}  # owner -> its pages, with repeats
     for step in range(300):
         counts = sum(owners.values(), Counter())
-        act = rng.choice(("take", "take", "fork", "drop", "drop", "publish", "adopt", "end"))
+        act = rng.choice(("take", "take", "fork", "drop", "drop", "publish", "adopt", "retract", "end"))
         held = [(owner, page) for owner, pages in owners.items() for page in pages]
         if act == "take":
             want = rng.randint(0, 3)
@@ -144,6 +156,8 @@ def test_random_life_agrees_with_a_dict_of_owners(seed):
             _, page = rng.choice(held)
             pool.publish(page)
             published.add(page)
+        elif act == "retract" and held:
+            pool.retract(rng.choice(held)[1])
         elif act == "adopt" and published:
             page = rng.choice(sorted(published))
             pool.share([page])
@@ -155,7 +169,6 @@ def test_random_life_agrees_with_a_dict_of_owners(seed):
         assert (pool.owned, pool.cached, pool.available) == (len(counts), len(cached), 6 - len(counts))
         assert pool.shared == sum(count > 1 for count in counts.values())
         assert all(pool.refs(page) == counts[page] for page in range(1, 7))
-        assert all(pool.writable(page) == (counts[page] == 1 and page not in published) for page in range(1, 7))
     for pages in owners.values():
         pool.release(pages.elements())
     assert sorted(pool.take(6)) == [1, 2, 3, 4, 5, 6]

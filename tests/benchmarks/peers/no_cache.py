@@ -57,7 +57,8 @@ def main() -> int:
             tokens.append(engine.completions[0].tokens)
             print(f"{name:11s} tokens fed {fed:7,}  {flops / 1e9:10.1f} GFLOP  {wall_s(log):8.2f} s", flush=True)
     none, cached = rows
-    print(*(f"{key}: {none[key] / cached[key]:.1f}x" for key in ("tokens_fed", "flops", "wall_s")), f"same tokens: {tokens[0] == tokens[1]}")
+    ratios = (f"{key}: {none[key] / cached[key]:.1f}x" for key in ("tokens_fed", "flops", "wall_s"))
+    print(*ratios, f"same tokens: {tokens[0] == tokens[1]}")
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps({"prompt_tokens": len(prompt), "new_tokens": options.new_tokens, "rows": rows}, indent=1) + "\n")

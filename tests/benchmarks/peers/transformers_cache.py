@@ -80,7 +80,8 @@ def _line(row: dict) -> str:
         ratio = f" ratio {found['ratio']:.3f} [{found['low']:.3f}, {found['high']:.3f}]" if "ratio" in found else ""
         return f"{key} {found['p50'] * 1e3:9.2f} ms{ratio}"
 
-    return f"batch {row['batch']} context {row['context']:5d} {row['side']:26s} {cell('step_s'):52s} {cell('prefill_s')} same tokens {row['same_tokens']}"
+    where = f"batch {row['batch']} context {row['context']:5d} {row['side']:26s}"
+    return f"{where} {cell('step_s'):52s} {cell('prefill_s')} same tokens {row['same_tokens']}"
 
 
 def _theirs(dtype: str) -> torch.nn.Module:
