@@ -1,4 +1,5 @@
-# What to type: `make run` (a first benchmark), `make test` (everything that needs no GPU), `make soak` (the long tests).
+# What to type: `make run` (a first benchmark), `make test` (everything that needs no GPU), `make soak` (the long tests),
+# `make gate` (did anything get slower, larger or worse than results/baseline?), `make baseline` (write that baseline again).
 # Another interpreter: `make test PYTHON=python3.12`. An environment of your own: `make test VENV=/path/to/venv`.
 
 PYTHON ?= python3
@@ -6,9 +7,10 @@ VENV ?= .venv
 EXTRAS ?= test,conformance,cpu
 JOBS ?= 2
 BIN := $(VENV)/bin
+MEASURED ?= results/runs/benchmarks.json
 READY := $(VENV)/.kvbench-ready
 
-.PHONY: run test soak lint clean
+.PHONY: run test soak kit measured gate baseline lint clean
 
 run: $(READY)
 	$(BIN)/python -m harness +strategy=paged
@@ -18,6 +20,21 @@ test: $(READY)
 
 soak: $(READY)
 	$(BIN)/python -m pytest -q -m soak
+
+# Every strategy of conf/strategy against the contract, with a report card each.
+kit: $(READY)
+	set -e; for file in conf/strategy/*.yaml; do $(BIN)/python -m harness.conformance $$(basename $$file .yaml); done
+
+# Timings are taken in one process that has the machine to itself: never under xdist.
+measured: $(READY)
+	mkdir -p $(dir $(MEASURED))
+	$(BIN)/python -m pytest -q tests/benchmarks -p no:xdist --benchmark-enable --benchmark-quiet --benchmark-json=$(MEASURED)
+
+gate: measured
+	$(BIN)/python -m harness.gate $(MEASURED)
+
+baseline: measured
+	$(BIN)/python -m harness.gate $(MEASURED) --update all
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -24,15 +24,25 @@ def hydra_arguments(arguments: Sequence[str], text_keys: frozenset[str]) -> list
     A list would merge the group's files into one configuration.
     """
     multirun = is_multirun(arguments)
+    shows = [argument for argument in arguments if argument in ("--cfg", "-c", "--info", "-i")]
+    if multirun and shows:
+        raise UserError(f"{shows[0]} shows one configuration, and a sweep has several: leave out -m or sweep=NAME")
     overrides: list[str] = []
     flags: list[str] = []
     for argument in arguments:
         takes_value = bool(flags) and flags[-1] in _VALUE_FLAGS and not (flags[-1] in ("--info", "-i") and "=" in argument)
+        _refuse_hyphens(argument, takes_value)
         if takes_value or argument.startswith("-"):
             flags.append(argument)
         else:
             overrides.append(_rewritten(argument, text_keys, multirun))
     return [*overrides, *flags]
+
+
+def _refuse_hyphens(argument: str, is_value: bool) -> None:
+    match = re.fullmatch(r"--?([A-Za-z_][\w.]*)=(.*)", argument, re.DOTALL)
+    if match is not None and not is_value and f"--{match[1]}" not in _VALUE_FLAGS:
+        raise UserError(f"{argument} is not an option: keys are set without hyphens, {match[1]}={match[2]}")
 
 
 def is_multirun(arguments: Sequence[str]) -> bool:

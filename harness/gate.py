@@ -4,6 +4,7 @@ It reads and writes files; what is worse is decided in `harness/measure/gate.py`
 
     python -m harness.gate CURRENT.json                        against results/baseline
     python -m harness.gate CURRENT.json --baseline FILE.json   against one file, measured on this class of machine
+    python -m harness.gate HEAD.json --baseline BASE.json --speed-only   two commits, measured one after the other on one machine
     python -m harness.gate CURRENT.json --update all           write both parts of the baseline
     python -m harness.gate CURRENT.json --update portable      write only what does not depend on the machine
 
@@ -85,8 +86,11 @@ def _entry(extra: dict[str, Any]) -> Entry:
     return Entry(extra.get("bytes"), None if kl is None else Mean(**kl), None if speed is None else Speed(**speed))
 
 
-def judge(baseline: Measured, current: Measured, content: bool, speed: bool) -> list[Finding]:
-    """Everything that `current` shows against `baseline`. UserError where the two cannot be compared."""
+def judge(baseline: Measured, current: Measured, content: bool, speed: bool, presence: bool = True) -> list[Finding]:
+    """What `current` shows against `baseline` in bytes and KL (content), speed, and which benchmarks there are (presence).
+
+    UserError where the two cannot be compared.
+    """
     if baseline.data_sha256 != current.data_sha256:
         raise UserError(
             f"{current.path} was measured on other inputs (checksum {current.data_sha256[:12]}) than {baseline.path} "
@@ -99,7 +103,7 @@ def judge(baseline: Measured, current: Measured, content: bool, speed: bool) -> 
         )
     if speed and baseline.conditions != current.conditions:
         raise UserError(f"{baseline.path} was measured under other conditions ({_differences(baseline, current)}): measure it again")
-    findings = judge_presence(baseline.entries, current.entries)
+    findings = judge_presence(baseline.entries, current.entries) if presence else []
     for name in baseline.entries.keys() & current.entries.keys():
         sides = baseline.entries[name], current.entries[name]
         findings += judge_content(name, *sides) if content else []
@@ -143,12 +147,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         current = read(options.current)
+        if options.speed_only and not options.baseline.is_file():
+            raise UserError("--speed-only needs --baseline FILE.json: what was measured on this machine before the change")
         if options.update is not None:
             return _update(options.baseline, current, speed=options.update == "all")
         if options.baseline.is_dir():
             findings, not_judged = judge_folder(options.baseline, current)
         else:
-            findings, not_judged = judge(read(options.baseline), current, content=True, speed=True), None
+            whole = not options.speed_only
+            findings, not_judged = judge(read(options.baseline), current, content=whole, speed=True, presence=whole), None
     except UserError as error:
         print(f"gate: refused: {error}", file=sys.stderr)
         return EXIT_CODES[REFUSED]
@@ -162,6 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("current", type=Path, help="what --benchmark-json wrote")
     parser.add_argument("--baseline", type=Path, default=BASELINES, help="a folder of baselines or one file (default: results/baseline)")
+    parser.add_argument("--speed-only", action="store_true", help="judge only the speed of what both files hold: before and after a change")
     parser.add_argument("--update", choices=("all", "portable"), help="make CURRENT the baseline instead of judging it")
     return parser
 

@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="compilations at once (default 1)")
     options = parser.parse_args(arguments)
     try:
+        _require_compiler()
         problems = check(options.jobs) if options.check else write(options.jobs)
     except UserError as error:
         print(error, file=sys.stderr)
@@ -109,8 +110,6 @@ def measure(forms: Iterable[tuple], jobs: int) -> list[dict]:
     """One entry per form and target that is not refused there, with its facts and the rules it breaks."""
     from kernels.gpu.compiled import supported
 
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        raise UserError("TRITON_INTERPRET=1 turns the compiler off: unset it to make the kernels' card")
     wanted = [(spec, target) for spec, target in forms if supported(spec, target)]
     if jobs == 1:
         return [entry_of(form) for form in wanted]
@@ -196,6 +195,11 @@ def print_card(kernels: list[dict]) -> None:
 
 def ordered(specs: Iterable) -> list:
     return sorted(specs, key=lambda spec: spec.name)
+
+
+def _require_compiler() -> None:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise UserError("TRITON_INTERPRET=1 turns the compiler off: unset it to make the kernels' card")
 
 
 def cache_folder() -> Path:

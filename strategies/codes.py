@@ -37,9 +37,9 @@ class CodePages:
 
     def resize(self, pages: int) -> None:
         """Own exactly `pages` usable pages, fewer than before: those in use are moved together."""
+        old, self._layers = self._layers, self._new(pages + 1)
         moved = self.pool.compact(pages)
         self._tables.renumber(moved)
-        old, self._layers = self._layers, self._new(pages + 1)
         for before, after in zip(old, self._layers, strict=True):
             for name, part in before.items():
                 copy_moved(part, after[name], moved, 1)

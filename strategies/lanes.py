@@ -87,12 +87,12 @@ class Lane:
 
     def resize(self, pages: int) -> None:
         """Own exactly `pages` usable pages, fewer than before: those in use are moved together, cached ones are lost."""
+        old, rows = self.stores, (pages + 1) * self._page_size
+        self.stores = {layer: new_pair(self._cache, layer, rows, self._page_size, self._codecs) for layer in self.layers}
         moved = self.pool.compact(pages)
         self.tables.renumber(moved)
         if self._index is not None:
             self._index.renumber(self.number, moved)
-        old, rows = self.stores, (pages + 1) * self._page_size
-        self.stores = {layer: new_pair(self._cache, layer, rows, self._page_size, self._codecs) for layer in self.layers}
         for layer, pair in old.items():
             for before, after in zip(store_tensors([pair]), store_tensors([self.stores[layer]]), strict=True):
                 copy_moved(before, after, moved, after.shape[0] // (pages + 1))
@@ -147,16 +147,15 @@ class Lane:
         """Without a budget: own what is mapped, what these spans need and what every open sequence expects to map beyond that."""
         self._chunk = max(self._chunk, *(stop - start for _, start, stop in spans))
         stops = {sid: stop for sid, _, stop in spans}
-        wanted = self.pool.owned + len(self._shared_tails(spans)) + sum(self._still_to_map(sid, stops.get(sid, 0)) for sid in self._expect)
+        peaks = {sid: self.peak_pages(max(expect, stops.get(sid, 0)), self._chunk) for sid, expect in self._expect.items()}
+        if self.mask.window is None:  # what is shared stays shared
+            more = sum(max(0, peak - self.tables.count(sid)) for sid, peak in peaks.items())
+            wanted = self.pool.owned + len(self._shared_tails(spans)) + more
+        else:
+            expected = sum(peaks[sid] for sid, expect in self._expect.items() if expect)
+            wanted = max(expected, self.pool.owned + self.wanted_pages(spans))
         if wanted > self.pool.capacity:
             self.allocate(wanted)
-
-    def _still_to_map(self, sid: int, stop: int) -> int:
-        """Pages that `sid` maps beyond those it has, at the worst moment on the way to `stop` and to its expected length."""
-        now = max(0, -(-stop // self._page_size) - self.tables.count(sid))
-        if self._expect[sid] == 0:
-            return now
-        return max(now, self.peak_pages(max(self._expect[sid], stop), self._chunk) - self.tables.mapped_count(sid))
 
     def short_pages(self, spans: Spans) -> int:
         """Pages that these spans need beyond those available. Changes nothing."""

@@ -72,10 +72,6 @@ class PageTables:
         gone[:] = SCRATCH
         return mapped
 
-    def mapped_count(self, sid: int) -> int:
-        """How many page ids are mapped."""
-        return int(np.count_nonzero(self._ids[self._row[sid], : self._count[sid]] != SCRATCH))
-
     def renumber(self, moved: dict[int, int]) -> None:
         """Every page id that a table names is now called moved[id]."""
         names = np.full(max(moved, default=0) + 1, SCRATCH, dtype=np.int32)

@@ -39,6 +39,8 @@ TORCH_FREE = (
     "harness/engine/workloads.py",
     "harness/measure/metrics.py",
     "harness/measure/compare.py",
+    "harness/measure/gate.py",
+    "harness/gate.py",
     "harness/measure/record.py",
     "harness/model/architecture.py",
 )

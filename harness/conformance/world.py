@@ -129,17 +129,20 @@ class World:
         NotApplicable when more than `most` fit, unless no more were asked for (`at_most`).
         """
         opened: list[int] = []
-        try:
-            for number in range(most):
-                opened.append(self.open(expect=length))
-                self.step({opened[-1]: tokens(length, number)})
-        except CacheFull:
-            return len(opened) - 1
-        finally:
-            for sid in opened:
-                self.close(sid)
-        if at_most:
-            return most
+        fitting = 0
+        while fitting < most:
+            opened.append(self.open(expect=length))
+            try:
+                plan = self.plan({opened[-1]: tokens(length, fitting)})
+            except CacheFull:
+                break
+            self.run(plan, {opened[-1]: tokens(length, fitting)})
+            self.commit(plan, {opened[-1]: tokens(length, fitting)})
+            fitting += 1
+        for sid in opened:
+            self.close(sid)
+        if fitting < most or at_most:
+            return fitting
         raise NotApplicable(f"takes more than {most} sequences of {length} tokens in {self.budget} bytes")
 
     def check(self) -> None:

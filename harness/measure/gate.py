@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from harness.measure.compare import log_ratios
 from harness.measure.student import student_t
@@ -145,7 +146,12 @@ def _change(baseline: Speed, current: Speed) -> tuple[float, float]:
     if total == 0.0:
         return change, 0.0
     freedom = total**2 / (squares[0] ** 2 / baseline.freedom + squares[1] ** 2 / current.freedom)
-    return change, student_t(SPEED_CONFIDENCE, max(1, math.floor(freedom))) * math.sqrt(total)
+    return change, _quantile(max(1, math.floor(freedom))) * math.sqrt(total)
+
+
+@lru_cache(maxsize=128)
+def _quantile(freedom: int) -> float:
+    return student_t(SPEED_CONFIDENCE, freedom)
 
 
 def _judge_bytes(name: str, baseline: dict[str, int] | None, current: dict[str, int] | None) -> list[Finding]:
@@ -155,7 +161,7 @@ def _judge_bytes(name: str, baseline: dict[str, int] | None, current: dict[str, 
     differing = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     if not differing:
         return [Finding(name, "bytes", PASS, "holds the same bytes")]
-    return [Finding(name, "bytes", REGRESSION, f"{key} bytes were {before.get(key)} and are {now.get(key)}") for key in differing]
+    return [Finding(name, "bytes", REGRESSION, f"{key} was {before.get(key)} and is {now.get(key)}") for key in differing]
 
 
 def _judge_kl(name: str, baseline: Mean | None, current: Mean | None) -> list[Finding]:

@@ -128,7 +128,7 @@ def open_gguf(path: Path) -> GgufFile:
         buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     try:
         metadata, entries = _header(_Cursor(buffer), path)
-    except (struct.error, KeyError) as error:
+    except (struct.error, KeyError, OverflowError, MemoryError) as error:
         raise UserError(f"{path} is truncated or damaged: its header cannot be read to the end ({error}); fetch the file again") from None
     end = max((entry.start + entry.nbytes for entry in entries.values()), default=0)
     if end > size:

@@ -30,6 +30,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], where: str) -> FastTokenize
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
     if kind not in builders:
         raise UserError(f"{where} has a tokenizer of kind {kind!r}, which is not supported: supported are {', '.join(builders)}")
+    if "tokenizer.ggml.tokens" not in metadata:
+        raise UserError(f"{where} has no vocabulary (tokenizer.ggml.tokens) in its metadata: the file is incomplete")
     tokens = [_spelled(token) for token in metadata["tokenizer.ggml.tokens"]] if kind == "llama" else metadata["tokenizer.ggml.tokens"]
     inner = builders[kind](tokens, metadata, where)
     _add_special(inner, tokens, metadata.get("tokenizer.ggml.token_type", ()))

@@ -24,7 +24,13 @@ def from_hf(config: Config, where: str) -> Architecture:
         raise unsupported(model_type, where)
     if config.get("attn_logit_softcapping") is not None:
         raise UserError(f"{where} caps its attention scores (attn_logit_softcapping), which no supported architecture does")
-    name = MODEL_TYPES[model_type]
+    try:
+        return _read(config, MODEL_TYPES[model_type], where)
+    except KeyError as error:
+        raise UserError(f"the config of {where} has no {error.args[0]}, which a {model_type} model needs: it is incomplete") from None
+
+
+def _read(config: Config, name: str, where: str) -> Architecture:
     family = FAMILIES[name]
     head_dim = _head_dim(config)
     qkv_bias, output_bias = _biases(config, family)

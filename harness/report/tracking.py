@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _FOLDERS = ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR")
 _PROBE_S = 3.0
 _INIT_S = 3.0
+_FINISH_S = 30.0  # for what is still to be uploaded; the run's own file keeps all of it
 
 
 class Tracker:
@@ -47,45 +48,62 @@ class Tracker:
 
 
 class WandbTracker(Tracker):
-    """A live W&B run, offline or online."""
+    """A live W&B run, offline or online. What the service cannot take is said once and dropped: no measurement is lost to it."""
 
-    def __init__(self, run: wandb.Run, mode: str, scope: ExitStack) -> None:
+    def __init__(self, run: wandb.Run, mode: str, scope: ExitStack, say: Callable[[str], None]) -> None:
         self.mode = mode
         self._run = run
         self._scope = scope
+        self._say = say
+        self._complained = False
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
-        self._run.log(dict(values), step=step)
+        with self._whatever_happens():
+            self._run.log(dict(values), step=step)
 
     def summarise(self, values: Mapping[str, Any]) -> None:
-        self._run.summary.update(dict(values))
+        with self._whatever_happens():
+            self._run.summary.update(dict(values))
 
     def histogram(self, name: str, values: Sequence[float]) -> None:
         import wandb
 
-        if values:
-            self._run.log({name: wandb.Histogram(list(values))})
+        with self._whatever_happens():
+            if values:
+                self._run.log({name: wandb.Histogram(list(values))})
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         import wandb
 
-        self._run.log({name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
+        with self._whatever_happens():
+            self._run.log({name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
 
     def keep(self, path: Path, kind: str) -> None:
         import wandb
 
-        artifact = wandb.Artifact(f"{kind}-{self._run.name}", type=kind)
-        artifact.add_file(str(path))
-        self._run.log_artifact(artifact)
+        with self._whatever_happens():
+            artifact = wandb.Artifact(f"{kind}-{self._run.name}", type=kind)
+            artifact.add_file(str(path))
+            self._run.log_artifact(artifact)
 
     def finish(self, failed: bool) -> None:
         import wandb
 
         try:
-            self._run.finish(exit_code=1 if failed else 0)
+            with self._whatever_happens():
+                self._run.finish(exit_code=1 if failed else 0)
         finally:
             wandb.teardown()  # finish returns before its last records are on disk; the end of wandb's own process is what waits for them
             self._scope.close()
+
+    @contextmanager
+    def _whatever_happens(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not self._complained:
+                self._say(f"W&B could not take all of this run ({type(error).__name__}: {_first_line(error)}); the record has it")
+            self._complained = True
 
 
 def start_tracking(
@@ -108,7 +126,7 @@ def start_tracking(
     except BaseException:
         scope.close()
         raise
-    return WandbTracker(run, mode, scope)
+    return WandbTracker(run, mode, scope, say)
 
 
 @contextmanager
@@ -147,6 +165,7 @@ def _started(
         x_save_requirements=False,
         x_transaction_log_flush_interval=1.0,  # seconds: what a killed process can lose
         init_timeout=_INIT_S,
+        finish_timeout=_FINISH_S,
     )
 
     def start(mode: str) -> wandb.Run:
@@ -166,18 +185,20 @@ def _started(
 
     if tracking.mode == "offline":
         return start("offline"), "offline"
-    obstacle = _obstacle(wandb)
-    if obstacle is None:
+    found = obstacle()
+    if found is None:
         try:
             return start("online"), "online"
         except wandb.errors.Error as error:
-            obstacle = str(error).strip().splitlines()[0].rstrip(".")
-    say(f"tracking goes on offline, because {obstacle}; `wandb sync {folder / 'wandb'}/offline-run-*` uploads it later")
+            found = _first_line(error)
+    say(f"tracking goes on offline, because {found}; `wandb sync {folder / 'wandb'}/offline-run-*` uploads it later")
     return start("offline"), "offline"
 
 
-def _obstacle(wandb: Any) -> str | None:
-    """Why an online run cannot start, found out without wandb's long retries and without asking anybody; None if nothing is in the way."""
+def obstacle() -> str | None:
+    """Why nothing can be sent to the server, found out without wandb's long retries and without asking anybody; None if nothing is."""
+    import wandb
+
     server = wandb.setup().settings.base_url
     if not answers(server, _PROBE_S):
         return f"the W&B server {server} cannot be reached"
@@ -185,5 +206,9 @@ def _obstacle(wandb: Any) -> str | None:
         if wandb.login(prompt=False, verify=False):
             return None
     except wandb.errors.Error as error:
-        return str(error).strip().splitlines()[0].rstrip(".")
+        return _first_line(error)
     return "nobody is logged in to W&B (`wandb login` first)"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__

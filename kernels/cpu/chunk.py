@@ -185,7 +185,18 @@ def make_chunk():
                 matmul(queries, 4 * width, turned, 4 * CHUNK, scores, 4 * CHUNK, rows, CHUNK, width, 0)
                 for row in range(used):
                     position = word(task, POSITION) + row // shared
-                    _weigh(args, task, low, count, position, scores + 4 * CHUNK * row, tops + 4 * row, tops + 4 * (rows + row), sums + 4 * width * row, width)
+                    _weigh(
+                        args,
+                        task,
+                        low,
+                        count,
+                        position,
+                        scores + 4 * CHUNK * row,
+                        tops + 4 * row,
+                        tops + 4 * (rows + row),
+                        sums + 4 * width * row,
+                        width,
+                    )
                 _unpack(args, VALUES, head, slots, count, width, unpacked)
                 matmul(scores, 4 * CHUNK, unpacked, 4 * width, sums, 4 * width, rows, width, count, 1)
                 low += count

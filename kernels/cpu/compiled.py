@@ -1,4 +1,4 @@
-"""Compiling a kernel once and keeping it on disk, next to the sources or in the user's cache folder.
+"""Compiling a kernel once and keeping it on disk, next to the sources, else in the user's cache folder (NUMBA_CACHE_DIR overrides both).
 
 A kernel takes the address of its int64 arguments and returns nothing, so that any pool of threads can call it. It does not
 know what a kernel does.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +43,13 @@ def _folder() -> Path:
     sources = hashlib.sha256()
     for path in sorted(_HERE.glob("*.py")):
         sources.update(path.name.encode() + path.read_bytes())
-    beside = _HERE / "__pycache__"
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvbench"
-    writable = os.access(beside if beside.exists() else _HERE, os.W_OK)
-    return (beside if writable else home) / f"compiled-{sources.hexdigest()[:16]}"
+    name = f"compiled-{sources.hexdigest()[:16]}"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for parent in (_HERE / "__pycache__", home / "kvbench"):
+        try:
+            (parent / name).mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(parent / name, os.W_OK):
+            return parent / name
+    return Path(tempfile.mkdtemp(prefix="kvbench-"))

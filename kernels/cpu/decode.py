@@ -134,8 +134,21 @@ def make_decode(group: int):
                     for part in range(padded // group):
                         row = head * padded + part * group
                         dot_rows(
-                            group, k_form, queries + 4 * dim * row, dim, keys, k_row, key_scales, k_scale_row, slots, (count + 3) // 4 * 4, scores,
-                            following, values, v_row, v_head,
+                            group,
+                            k_form,
+                            queries + 4 * dim * row,
+                            dim,
+                            keys,
+                            k_row,
+                            key_scales,
+                            k_scale_row,
+                            slots,
+                            (count + 3) // 4 * 4,
+                            scores,
+                            following,
+                            values,
+                            v_row,
+                            v_head,
                         )
                         for g in range(group):
                             at = scores + 4 * CHUNK * g

@@ -87,23 +87,28 @@ def summed(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     return builder.extract_element(vector, I32(0))
 
 
-def summed_four(builder: ir.IRBuilder, vectors: list[ir.Value]) -> ir.Value:
-    """Four vectors -> <4 x float> of their sums, through two rounds of transposition instead of four reductions."""
-    quads = []
+def summed_each(builder: ir.IRBuilder, vectors: list[ir.Value]) -> ir.Value:
+    """Two or four vectors -> one short vector of their sums, by transposing instead of reducing each."""
+    short = []
     for vector in vectors:
-        while vector.type.count > 4:
+        while vector.type.count > len(vectors):
             low, high = halves(builder, vector)
             vector = builder.fadd(low, high)
-        quads.append(vector)
-    kind = ir.VectorType(I32, 4)
-
-    def pick(a: ir.Value, b: ir.Value, lanes: list[int]) -> ir.Value:
-        return builder.shuffle_vector(a, b, ir.Constant(kind, lanes))
-
-    pairs = [
-        builder.fadd(pick(a, b, [0, 4, 1, 5]), pick(a, b, [2, 6, 3, 7])) for a, b in ((quads[0], quads[1]), (quads[2], quads[3]))
-    ]  # [a0+a2, b0+b2, a1+a3, b1+b3]
-    return builder.fadd(pick(*pairs, [0, 1, 4, 5]), pick(*pairs, [2, 3, 6, 7]))
+        short.append(vector)
+    count = len(vectors)
+    while len(short) > 1:  # lanes of neighbours side by side: [a0, b0, a1, b1] + [a2, b2, a3, b3], then the same with pairs for lanes
+        width = count // len(short)
+        pairs = zip(short[::2], short[1::2], strict=True)
+        low = [first + lane + part for first in range(0, count // 2, width) for part in (0, count) for lane in range(width)]
+        kind = ir.VectorType(I32, count)
+        short = [
+            builder.fadd(
+                builder.shuffle_vector(a, b, ir.Constant(kind, low)),
+                builder.shuffle_vector(a, b, ir.Constant(kind, [lane + count // 2 for lane in low])),
+            )
+            for a, b in pairs
+        ]
+    return short[0]
 
 
 def exp_below(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
@@ -121,7 +126,9 @@ def exp_below(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     for term in (1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0):
         total = fma(builder, total, r, constant(_float32(term), kind))
     ints = ir.VectorType(I32, kind.count)
-    power = builder.shl(builder.add(builder.bitcast(shifted, ints), ir.Constant(ints, [127] * kind.count)), ir.Constant(ints, [23] * kind.count))
+    power = builder.shl(
+        builder.add(builder.bitcast(shifted, ints), ir.Constant(ints, [127] * kind.count)), ir.Constant(ints, [23] * kind.count)
+    )
     result = builder.fmul(total, builder.bitcast(power, kind))
     return builder.select(builder.fcmp_ordered("<", x, constant(-87.3, kind)), constant(0.0, kind), result)
 
@@ -134,7 +141,7 @@ def decoded_block(builder: ir.IRBuilder, form: int, codes: ir.Value, scales: ir.
         width = {0: 4, 2: 2}.get(form, 1) * LANES
         vectors = [_in_order(builder, form, offset(builder, codes, part * width)) for part in range(BLOCK // LANES)]
     if form in SCALED_BLOCKS:
-        scale = splat(builder, builder.fpext(load(builder, scales, F16), F32), VF)
+        scale = builder.fpext(splat(builder, load(builder, scales, F16), ir.VectorType(F16, LANES)), VF)
         vectors = [builder.fmul(vector, scale) for vector in vectors]
     return vectors
 
@@ -166,12 +173,14 @@ def _in_order(builder: ir.IRBuilder, form: int, address: ir.Value) -> ir.Value:
     codes = load(builder, address, ir.VectorType(I8, LANES))
     if form != FORMATS["fp8"]:
         return builder.sitofp(builder.sext(codes, VI), VF)
-    # e4m3fn: the exponent and mantissa of a float32 that is 2**120 too small, subnormals included; 0x7f is NaN.
-    wide = builder.zext(codes, VI)
-    size = builder.and_(wide, constant(0x7F, VI))
-    bits = builder.or_(builder.shl(size, constant(20, VI)), builder.shl(builder.and_(wide, constant(0x80, VI)), constant(24, VI)))
-    value = builder.fmul(builder.bitcast(bits, VF), constant(2.0**120, VF))
-    return builder.select(builder.icmp_signed("==", size, constant(0x7F, VI)), constant(float("nan"), VF), value)
+    # e4m3fn: the exponent and mantissa of a float16 that is 2**8 too small, subnormals included (a float32 that small would be
+    # subnormal itself, and slow); 0x7f is NaN.
+    wide = builder.zext(codes, ir.VectorType(I16, LANES))
+    size = builder.and_(wide, constant(0x7F, wide.type))
+    sign = builder.shl(builder.and_(wide, constant(0x80, wide.type)), constant(8, wide.type))
+    halves = builder.bitcast(builder.or_(builder.shl(size, constant(7, wide.type)), sign), ir.VectorType(F16, LANES))
+    value = builder.fmul(builder.fpext(halves, VF), constant(256.0, VF))
+    return builder.select(builder.icmp_signed("==", size, constant(0x7F, wide.type)), constant(float("nan"), VF), value)
 
 
 def _float32(value: float) -> float:

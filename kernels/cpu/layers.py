@@ -120,7 +120,9 @@ def make_layers():
                 x = word(args, X) + outer * word(args, X_OUTER) + inner * word(args, X_INNER)
                 out = word(args, OUT) + row * size * width
                 if op == ROPE:
-                    rope_row(form, x, half, size, word(args, A) + outer * word(args, A_OUTER), word(args, B) + outer * word(args, A_OUTER), out)
+                    rope_row(
+                        form, x, half, size, word(args, A) + outer * word(args, A_OUTER), word(args, B) + outer * word(args, A_OUTER), out
+                    )
                 elif op == NORM:
                     norm_row(form, 0, x, x, word(args, B), size, float_word(args, EPS), x, out)
                 elif op == NORM_ADD:

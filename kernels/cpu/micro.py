@@ -19,7 +19,6 @@ from kernels.cpu.emit import (
     I32,
     I64,
     LANES,
-    SCALED_BLOCKS,
     SCALED_ROWS,
     VF,
     block_bytes,
@@ -33,7 +32,7 @@ from kernels.cpu.emit import (
     splat,
     store,
     summed,
-    summed_four,
+    summed_each,
 )
 
 CHUNK = 64  # keys whose scores are in flight; rows of scores are this long
@@ -45,13 +44,15 @@ _int, _float, _nothing = types.int64, types.float32, types.void
 
 
 @intrinsic(prefer_literal=True)
-def dot_rows(typingctx, group, form, q, dim, codes, row_bytes, scales, scale_bytes, slots, count, out, next_slots, v_codes, v_row_bytes, v_bytes):
+def dot_rows(
+    typingctx, group, form, q, dim, codes, row_bytes, scales, scale_bytes, slots, count, out, next_slots, v_codes, v_row_bytes, v_bytes
+):
     """out[g, r] = q[g] . row(slots[r]) for `group` query rows [group, dim] float32 and `count` rows (a multiple of 4); out is [group, CHUNK].
 
     Rows at next_slots, and theirs of the other store at v_codes, are prefetched on the way.
     """
     heads = group.literal_value
-    rows = 2 if heads == 4 and LANES == 8 else 4
+    rows = 2 if heads == 4 and LANES == 8 else 4  # with 16 registers, 16 sums would not fit
 
     def emit(builder: ir.IRBuilder, form: int, a: _Arguments) -> None:
         with cgutils.for_range_slice(builder, I64(0), a.count, I64(rows), I64) as (r, _):
@@ -70,20 +71,14 @@ def dot_rows(typingctx, group, form, q, dim, codes, row_bytes, scales, scale_byt
                 for j in range(rows):
                     code_at = builder.add(codes[j], builder.mul(loop.index, I64(block_bytes(form))))
                     vectors = decoded_block(builder, form, code_at, builder.add(scales[j], builder.shl(loop.index, I64(1))))
-                    for g in range(heads):
-                        row_at = builder.add(q_at, builder.mul(a.dim, I64(4 * g)))
-                        total = builder.load(sums[g][j])
-                        for part, vector in enumerate(vectors):
-                            total = fma(builder, load(builder, offset(builder, row_at, 4 * LANES * part), VF), vector, total)
-                        builder.store(total, sums[g][j])
+                    for part, vector in enumerate(vectors):  # heads innermost: sums and one vector fill the registers of AVX2
+                        for g in range(heads):
+                            query = load(builder, builder.add(q_at, offset(builder, builder.mul(a.dim, I64(4 * g)), 4 * LANES * part)), VF)
+                            builder.store(fma(builder, query, vector, builder.load(sums[g][j])), sums[g][j])
+            factors = _row_scales(builder, scales) if form in SCALED_ROWS else constant(1.0, ir.VectorType(F32, rows))
             for g in range(heads):
-                totals = [builder.load(total) for total in sums[g]]
-                scores = [summed_four(builder, totals)] if rows == 4 else [summed(builder, total) for total in totals]
-                if form in SCALED_ROWS:
-                    scores = _times_row_scales(builder, scores, scales)
-                out_at = builder.add(offset(builder, a.out, 4 * CHUNK * g), builder.shl(r, I64(2)))
-                for j, score in enumerate(scores):
-                    store(builder, score, offset(builder, out_at, 4 * j))
+                scores = builder.fmul(summed_each(builder, [builder.load(total) for total in sums[g]]), factors)
+                store(builder, scores, builder.add(offset(builder, a.out, 4 * CHUNK * g), builder.shl(r, I64(2))))
 
     def codegen(context, builder, signature, args):
         nonlocal blocks
@@ -111,21 +106,31 @@ def add_rows(typingctx, group, form, weights, count, codes, row_bytes, scales, s
         with cgutils.for_range(builder, builder.sdiv(a.dim, I64(BLOCK)), intp=I64) as block:
             code_offset = builder.add(a.codes, builder.mul(block.index, I64(block_bytes(form))))
             scale_offset = builder.add(a.scales, builder.shl(block.index, I64(1)))
-            out_at = [builder.add(a.out, builder.mul(builder.add(builder.mul(a.dim, I64(g)), builder.mul(block.index, I64(BLOCK))), I64(4))) for g in range(heads)]
-            parts = range(BLOCK // LANES)
-            sums = [[cgutils.alloca_once_value(builder, load(builder, offset(builder, where, 4 * LANES * part), VF)) for part in parts] for where in out_at]
-            with cgutils.for_range(builder, a.count, intp=I64) as row:
-                slot = load(builder, builder.add(a.slots, builder.shl(row.index, I64(3))), I64)
-                code_at = builder.add(code_offset, builder.mul(slot, a.row_bytes))
-                vectors = decoded_block(builder, form, code_at, builder.add(scale_offset, builder.mul(slot, a.scale_bytes)))
-                weight_at = builder.add(a.weights, builder.shl(row.index, I64(2)))
-                for g in range(heads):
-                    weight = splat(builder, load(builder, offset(builder, weight_at, 4 * CHUNK * g), F32), VF)
-                    for part, vector in enumerate(vectors):
-                        builder.store(fma(builder, weight, vector, builder.load(sums[g][part])), sums[g][part])
-            for g in range(heads):
-                for part in parts:
-                    store(builder, builder.load(sums[g][part]), offset(builder, out_at[g], 4 * LANES * part))
+            out_at = [
+                builder.add(a.out, builder.mul(builder.add(builder.mul(a.dim, I64(g)), builder.mul(block.index, I64(BLOCK))), I64(4)))
+                for g in range(heads)
+            ]
+            every = range(BLOCK // LANES)
+            at_once = len(every) if form == FORMATS["float32"] or heads < 3 else 2  # with 16 registers, decoding leaves room for eight sums
+            for low in every[::at_once]:
+                emit_parts(builder, form, a, code_offset, scale_offset, out_at, every[low : low + at_once])
+
+    def emit_parts(builder, form, a, code_offset, scale_offset, out_at, parts) -> None:
+        sums = {
+            (g, part): cgutils.alloca_once_value(builder, load(builder, offset(builder, out_at[g], 4 * LANES * part), VF))
+            for part in parts
+            for g in range(heads)
+        }
+        with cgutils.for_range(builder, a.count, intp=I64) as row:
+            slot = load(builder, builder.add(a.slots, builder.shl(row.index, I64(3))), I64)
+            code_at = builder.add(code_offset, builder.mul(slot, a.row_bytes))
+            vectors = decoded_block(builder, form, code_at, builder.add(scale_offset, builder.mul(slot, a.scale_bytes)))
+            weight_at = builder.add(a.weights, builder.shl(row.index, I64(2)))
+            weights = [splat(builder, load(builder, offset(builder, weight_at, 4 * CHUNK * g), F32), VF) for g in range(heads)]
+            for (g, part), total in sums.items():
+                builder.store(fma(builder, weights[g], vectors[part], builder.load(total)), total)
+        for (g, part), total in sums.items():
+            store(builder, builder.load(total), offset(builder, out_at[g], 4 * LANES * part))
 
     def codegen(context, builder, signature, args):
         names = ("form", "weights", "count", "codes", "row_bytes", "scales", "scale_bytes", "slots", "dim", "out")
@@ -293,14 +298,11 @@ def _prefetch_row(builder: ir.IRBuilder, address: ir.Value, size: ir.Value) -> N
         prefetch(builder, builder.add(address, at), 3)
 
 
-def _times_row_scales(builder: ir.IRBuilder, scores: list[ir.Value], scales: list[ir.Value]) -> list[ir.Value]:
-    loaded = [load(builder, where, F32) for where in scales]
-    if len(scores) == len(loaded):
-        return [builder.fmul(score, scale) for score, scale in zip(scores, loaded, strict=True)]
-    together = ir.Constant(ir.VectorType(F32, len(loaded)), ir.Undefined)
-    for j, scale in enumerate(loaded):
-        together = builder.insert_element(together, scale, I32(j))
-    return [builder.fmul(scores[0], together)]
+def _row_scales(builder: ir.IRBuilder, addresses: list[ir.Value]) -> ir.Value:
+    together = ir.Constant(ir.VectorType(F32, len(addresses)), ir.Undefined)
+    for j, where in enumerate(addresses):
+        together = builder.insert_element(together, load(builder, where, F32), I32(j))
+    return together
 
 
 def _scale_weights(builder: ir.IRBuilder, heads: int, a: _Arguments) -> None:

@@ -38,7 +38,9 @@ def _chunk_kernel() -> int:
 def attend_dense(
     q: torch.Tensor, keys: RowStore, values: RowStore, where: DenseRows, batch: Batch, mask: Mask, scale: float, softcap: float | None
 ) -> torch.Tensor:
-    return _attend(q, keys.heads, keys.count, store_words(keys), store_words(values), (where.bases.data_ptr(), 0, 0), batch, mask, scale, softcap)
+    return _attend(
+        q, keys.heads, keys.count, store_words(keys), store_words(values), (where.bases.data_ptr(), 0, 0), batch, mask, scale, softcap
+    )
 
 
 def attend_paged(

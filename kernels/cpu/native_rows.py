@@ -95,7 +95,9 @@ def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     return out
 
 
-def _run(op: int, x: torch.Tensor, rows: int, inner: int, outer_step: int, inner_step: int, out: torch.Tensor, size: int, extra: tuple) -> None:
+def _run(
+    op: int, x: torch.Tensor, rows: int, inner: int, outer_step: int, inner_step: int, out: torch.Tensor, size: int, extra: tuple
+) -> None:
     """Steps in elements. Rows are handed out so that each task is worth taking; `extra` is words A to EPS."""
     width = x.element_size()
     per_task = max(1, TEAM_VALUES // (2 * size))

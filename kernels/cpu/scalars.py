@@ -194,7 +194,11 @@ def _decoded(builder: ir.IRBuilder, name: str, codes: ir.Value, scales: ir.Value
         return load(builder, builder.add(codes, builder.shl(index, I64(2))), F32)
     if name in ("bfloat16", "float16"):
         bits = load(builder, builder.add(codes, builder.shl(index, I64(1))), I16)
-        return builder.bitcast(builder.shl(builder.zext(bits, I32), I32(16)), F32) if name == "bfloat16" else builder.fpext(builder.bitcast(bits, F16), F32)
+        return (
+            builder.bitcast(builder.shl(builder.zext(bits, I32), I32(16)), F32)
+            if name == "bfloat16"
+            else builder.fpext(builder.bitcast(bits, F16), F32)
+        )
     if name == "fp8":
         return _float8(builder, builder.zext(load(builder, builder.add(codes, index), I8), I32))
     if name == "int8":

@@ -32,8 +32,13 @@ TASK_WORDS = 12
 def store_words(args, first):
     """The seven words of one store: codes, bytes a row, bytes a head; the same for scales; the format."""
     return (
-        word(args, first), word(args, first + 1), word(args, first + 2),
-        word(args, first + 3), word(args, first + 4), word(args, first + 5), word(args, first + 6),
+        word(args, first),
+        word(args, first + 1),
+        word(args, first + 2),
+        word(args, first + 3),
+        word(args, first + 4),
+        word(args, first + 5),
+        word(args, first + 6),
     )
 
 

@@ -153,36 +153,43 @@ def tuning(spec: Attend, amd: bool) -> Tuning:
 
 
 CODEC_NAMES = ("raw", "int8", "q8_0", "q4_0", "fp8")
-CODEC_PAIRS = (*((name, name) for name in CODEC_NAMES), ("q8_0", "q4_0"))
 HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = ("bfloat16", "float16", "float32")
 
 
 def _attention() -> frozenset[Attend]:
     rows, yes_no, stored = (DECODE_ROWS, PREFILL_ROWS), (False, True), ("dense", "paged")
-    forms = {Attend(layout, *codecs, "bfloat16", d, m) for layout, codecs, d, m in product(stored, CODEC_PAIRS, (64, 128), rows)}
-    forms |= {Attend(layout, c, c, "bfloat16", d, m, True) for layout, c, d, m in product(stored, ("raw", "int8"), (64, 128), rows)}
-    forms |= {Attend(layout, c, c, "bfloat16", d, m) for layout, c, d, m in product(stored, ("raw", "int8", "q4_0"), (80, 96, 256), rows)}
+    forms = {
+        Attend(layout, c, c, "bfloat16", d, m) for layout, c, d, m in product(stored, ("raw", "int8", "q8_0", "q4_0"), (64, 128), rows)
+    }
+    forms |= {Attend("paged", "fp8", "fp8", "bfloat16", d, m) for d, m in product((64, 128), rows)}
+    forms |= {Attend("paged", "q8_0", "q4_0", "bfloat16", 64, m) for m in rows}
+    forms |= {Attend("paged", "raw", "raw", "bfloat16", d, m, True) for d, m in product((64, 128), rows)}
+    forms |= {Attend("paged", "int8", "int8", "bfloat16", 64, m, True) for m in rows}
+    forms |= {Attend("dense", "raw", "raw", "bfloat16", 64, m, True) for m in rows}
+    forms |= {Attend(layout, "raw", "raw", "bfloat16", d, m) for layout, d, m in product(stored, (80, 96, 256), rows)}
     # Gemma: wide heads, windows on some layers, and in the second generation a softcap.
-    forms |= {Attend(layout, "raw", "raw", "bfloat16", 256, m, w, s) for layout, m, w, s in product(stored, rows, yes_no, yes_no)}
-    forms |= {Attend("paged", "int8", "int8", "bfloat16", 256, m, True, s) for m, s in product(rows, yes_no)}
-    forms |= {Attend(layout, c, c, "float16", d, m) for layout, c, d, m in product(stored, ("raw", "int8"), (64, 128), rows)}
-    forms |= {Attend(layout, c, c, "float32", d, DECODE_ROWS) for layout, c, d in product(stored, ("raw", "int8"), (64, 128))}
-    forms |= {Attend("packed", "raw", "raw", "float32", d, DECODE_ROWS) for d in (64, 128)}
-    forms |= {Attend("packed", "raw", "raw", dtype, d, PREFILL_ROWS) for dtype, d in product(("bfloat16", "float16"), HEAD_DIMS)}
-    forms |= {Attend("packed", "raw", "raw", "bfloat16", d, m, w) for d, m, w in product((64, 128), rows, yes_no)}
+    forms |= {Attend("paged", "raw", "raw", "bfloat16", 256, m, w, s) for m, w, s in product(rows, yes_no, yes_no)}
+    forms |= {Attend("paged", "raw", "raw", "float16", d, m) for d, m in product((64, 128), rows)}
+    forms |= {Attend(layout, "raw", "raw", "float32", 64, DECODE_ROWS) for layout in ("dense", "paged", "packed")}
+    forms |= {Attend("packed", "raw", "raw", "bfloat16", d, PREFILL_ROWS) for d in HEAD_DIMS}
+    forms |= {Attend("packed", "raw", "raw", "bfloat16", d, DECODE_ROWS) for d in (64, 128)}
+    forms |= {Attend("packed", "raw", "raw", "bfloat16", d, PREFILL_ROWS, True) for d in (64, 128)}
     # Multi-query models with more than 64 query heads.
-    forms |= {Attend("paged", c, c, "bfloat16", 64, WIDEST_ROWS) for c in ("raw", "int8")}
+    forms |= {Attend("paged", "raw", "raw", "bfloat16", 64, WIDEST_ROWS)}
     return frozenset(forms)
 
 
 def _others() -> frozenset[Spec]:
-    forms: set[Spec] = {Merge(dtype, d) for dtype, d in product(DTYPES, HEAD_DIMS)}
-    forms |= {Rows(op, c, "bfloat16", d) for op, c, d in product(("write", "read"), CODEC_NAMES, HEAD_DIMS)}
-    forms |= {Rows(op, c, dtype, d) for op, c, dtype, d in product(("write", "read"), CODEC_NAMES, ("float16", "float32"), (64, 128))}
+    ops = ("write", "read")
+    forms: set[Spec] = {Merge("bfloat16", d) for d in HEAD_DIMS} | {Merge("float16", d) for d in (64, 128)} | {Merge("float32", 64)}
+    forms |= {Rows(op, c, "bfloat16", d) for op, c, d in product(ops, CODEC_NAMES, (64, 128))}
+    forms |= {Rows(op, "raw", "bfloat16", d) for op, d in product(ops, HEAD_DIMS)}
+    forms |= {Rows(op, "raw", "float16", d) for op, d in product(ops, (64, 128))} | {Rows(op, "raw", "float32", 64) for op in ops}
     forms |= {Copy(word) for word in (1, 8)}
     forms |= {Pointwise("rope", dtype, block) for dtype, block in product(DTYPES, (64, 128, 256))}
-    forms |= {Pointwise(op, dtype, 2**n) for op, dtype, n in product(("rms_norm", "rms_norm residual"), DTYPES, range(6, 14))}
+    forms |= {Pointwise(op, "bfloat16", 2**n) for op, n in product(("rms_norm", "rms_norm residual"), range(6, 14))}
+    forms |= {Pointwise(op, dtype, 1024) for op, dtype in product(("rms_norm", "rms_norm residual"), ("float16", "float32"))}
     forms |= {Pointwise(op, dtype, 1024) for op, dtype in product(("gated silu", "gated gelu_tanh"), DTYPES)}
     return frozenset(forms)
 
@@ -194,11 +201,12 @@ SAMPLE: frozenset[Spec] = frozenset(
     {
         Attend("paged", "raw", "raw", "bfloat16", 128, DECODE_ROWS),
         Attend("paged", "int8", "int8", "bfloat16", 64, DECODE_ROWS),
-        Attend("dense", "q8_0", "q4_0", "bfloat16", 64, DECODE_ROWS),
+        Attend("dense", "q8_0", "q8_0", "bfloat16", 64, DECODE_ROWS),
+        Attend("paged", "q4_0", "q4_0", "bfloat16", 64, DECODE_ROWS),
         Attend("paged", "fp8", "fp8", "bfloat16", 128, DECODE_ROWS),
         Attend("dense", "raw", "raw", "float32", 64, DECODE_ROWS),
         Attend("paged", "raw", "raw", "bfloat16", 256, DECODE_ROWS, True, True),
-        Attend("paged", "int8", "int8", "float16", 64, PREFILL_ROWS),
+        Attend("paged", "raw", "raw", "float16", 64, PREFILL_ROWS),
         Attend("packed", "raw", "raw", "bfloat16", 80, PREFILL_ROWS),
         Merge("bfloat16", 128),
         Rows("write", "q4_0", "bfloat16", 64),

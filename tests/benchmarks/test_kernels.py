@@ -7,24 +7,24 @@ import torch
 
 from tests.benchmarks import kernel_cases as cases
 from tests.benchmarks import toy
-from tests.benchmarks.pairs import paired
+from tests.benchmarks.pairs import group, paired
 
 CODECS = pytest.mark.parametrize("codec", cases.CODEC_NAMES)
 
 
-@pytest.mark.benchmark(group="attend, contiguous")
+@group("attend, contiguous")
 @CODECS
 def test_attend_dense(benchmark, codec):
     _benchmark_attention(benchmark, codec, paged=False)
 
 
-@pytest.mark.benchmark(group="attend, paged")
+@group("attend, paged")
 @CODECS
 def test_attend_paged(benchmark, codec):
     _benchmark_attention(benchmark, codec, paged=True)
 
 
-@pytest.mark.benchmark(group="write rows")
+@group("write rows")
 @CODECS
 def test_write_rows(benchmark, codec):
     ops = toy.ops()

@@ -11,7 +11,7 @@ from harness.build import make_cache
 from strategies.base import KVCache
 from strategies.geometry import Geometry, LayerShape
 from tests.benchmarks import toy
-from tests.benchmarks.pairs import paired
+from tests.benchmarks.pairs import group, paired
 
 GEOMETRY = Geometry((LayerShape(1, 32),), 1, 32**-0.5, None, "float32", "cpu", 512)
 STRATEGIES = ("none", "contiguous", "contiguous_growth", "paged", "paged_prefix", "window", "kivi4")
@@ -36,7 +36,7 @@ def waiting(name: str) -> Waiting:
     return Waiting(cache, {sid: length + 1 for sid, length in stops.items()})
 
 
-@pytest.mark.benchmark(group="planning on the host")
+@group("planning on the host")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_planning(benchmark, name):
     results = paired(benchmark, lambda: waiting(name), lambda state: state.cache.plan(state.stops), lambda state: toy.held(state.cache))

@@ -7,7 +7,7 @@ import torch
 
 from harness.measure.reading import Reader
 from tests.benchmarks import toy
-from tests.benchmarks.pairs import paired
+from tests.benchmarks.pairs import group, paired
 
 
 def at_length(name: str, length: int) -> Reader:
@@ -35,7 +35,7 @@ def expected(name: str, length: int, stop: int) -> torch.Tensor:
     return step(at_length(name, length), length, stop)[1]
 
 
-@pytest.mark.benchmark(group="decode step")
+@group("decode step")
 @pytest.mark.parametrize("name", toy.NAMES)
 def test_decode_step(benchmark, name):
     kl = toy.kl(name)
@@ -50,7 +50,7 @@ def test_decode_step(benchmark, name):
     assert all(torch.equal(logits, expected(name, toy.LENGTH, toy.LENGTH + 1)) for _, logits in results[-2:])
 
 
-@pytest.mark.benchmark(group="prefill chunk")
+@group("prefill chunk")
 @pytest.mark.parametrize("name", toy.NAMES)
 def test_prefill_chunk(benchmark, name):
     results = paired(

@@ -65,3 +65,22 @@ def test_a_list_of_group_members_is_refused_because_it_would_merge_them(group):
 def test_choosing_nothing_is_refused(value):
     with pytest.raises(UserError, match="chooses nothing"):
         hydra_arguments([f"strategy={value}"], TEXT)
+
+
+def test_a_sweep_agents_values_keep_their_types():
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    rendered = ["seed=3", "workload.temperature=0.0001", "data.path=a b.txt", "workload.ignore_eos=True", "list=[1, 2]", "model.source=1e-4"]
+    values = [parsed.value() for parsed in OverridesParser.create().parse_overrides(hydra_arguments(rendered, TEXT))]
+    assert values == [3, 1e-4, "a b.txt", True, [1, 2], "1e-4"]
+
+
+@pytest.mark.parametrize("typed", ["--seed=3", "-seed=3", "--workload.batch=2"])
+def test_a_key_with_hyphens_is_refused_with_the_form_that_works(typed):
+    with pytest.raises(UserError, match=f"without hyphens, {typed.lstrip('-')}"):
+        hydra_arguments([typed], TEXT)
+
+
+def test_a_sweep_cannot_be_shown_as_one_configuration():
+    with pytest.raises(UserError, match="leave out -m"):
+        hydra_arguments(["-m", "strategy=paged", "--cfg", "job"], TEXT)

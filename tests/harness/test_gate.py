@@ -85,6 +85,19 @@ def test_one_file_is_a_baseline_too(gate, baseline, aspect):
     assert gate(changed(REGRESSIONS[aspect]), "--baseline", path)[0] == 1
 
 
+def test_two_commits_are_held_against_each_other_by_the_speed_of_what_both_have(gate, baseline):
+    before = ("--baseline", str(baseline / "cpu-of-ours-2c" / BY_MACHINE), "--speed-only")
+    grown = changed(REGRESSIONS["bytes"])
+    grown["benchmarks"].append(grown["benchmarks"][0] | {"fullname": "tests/benchmarks/test_x.py::test_step[new]"})
+    assert gate(grown, *before)[0] == 0
+    assert gate(changed(REGRESSIONS["speed"]), *before)[0] == 1
+
+
+def test_speed_only_against_a_folder_is_refused(gate, baseline):
+    code, said = gate(document(), "--speed-only")
+    assert (code, "--baseline FILE.json" in said) == (2, True)
+
+
 def test_noise_is_inconclusive_with_an_exit_code_of_its_own(gate, baseline):
     code, said = gate(changed(lambda extra: extra["against_calibration"].update(noise=0.03)))
     assert (code, "quieter machine" in said) == (3, True)

@@ -133,6 +133,8 @@ def test_an_unknown_codec_lists_the_known_ones() -> None:
         codec_named("int3")
 
 
-@pytest.mark.parametrize(("name", "head_dim", "expected"), [("raw", 64, 256), ("int8", 64, 68), ("q8_0", 40, 44), ("q4_0", 40, 24), ("fp8", 7, 7)])
+@pytest.mark.parametrize(
+    ("name", "head_dim", "expected"), [("raw", 64, 256), ("int8", 64, 68), ("q8_0", 40, 44), ("q4_0", 40, 24), ("fp8", 7, 7)]
+)
 def test_row_bytes_count_codes_and_scales(name: str, head_dim: int, expected: int) -> None:
     assert codec_named(name).row_bytes(head_dim, "float32") == expected

@@ -237,8 +237,8 @@ def test_movers_are_placed_whatever_order_they_are_planned_in(order):
     small = driver.fork(middle)  # it has a history, and wants 4 rows
     large = driver.open(expect=6)
     driver.close(left, right)
-    news = {sid: new for sid, new in [((small, [5] * 3), (large, [6] * 6))[which] for which in order]}
-    driver.step(news)
+    news = [(small, [5] * 3), (large, [6] * 6)]
+    driver.step(dict(news[which] for which in order))
     assert driver.fits(1) == 0
     driver.close(middle, small, large)
     assert driver.fits(11) == 1

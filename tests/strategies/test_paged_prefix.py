@@ -114,7 +114,7 @@ def test_aborted_rewrite_of_a_cut_page_leaves_nothing_findable_that_was_overwrit
     driver.look()
 
 
-def test_published_page_is_never_written_again():
+def test_what_is_found_again_was_not_overwritten():
     driver, prompt = reusing(), list(range(1, 10))
     owner = driver.start(prompt)
     driver.truncate(owner, 6)
@@ -154,7 +154,7 @@ def test_cached_pages_make_room_deepest_first_and_count_as_free():
 def test_pages_given_back_twice_over_are_published_once():
     driver, prompt = reusing(8), list(range(1, 10))
     together = [driver.open(prompt) for _ in range(2)]
-    driver.step({sid: prompt for sid in together})
+    driver.step(dict.fromkeys(together, prompt))
     driver.close()
     assert driver.cache.stats().cached_bytes == 2 * PAGE, "the second copy of each page is simply free"
     assert driver.fits(4) == 8

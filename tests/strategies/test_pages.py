@@ -125,6 +125,31 @@ def test_growing_keeps_owners_and_adds_new_ids():
     assert sorted(old + pool.take(3)) == [1, 2, 3, 4, 5]
 
 
+def test_compacting_keeps_owners_and_loses_cached_pages():
+    gone = []
+    pool = PagePool(6, gone.append)
+    pages = pool.take(5)
+    pool.share([pages[4]])
+    pool.publish(pages[1])
+    pool.publish(pages[2])
+    pool.release([pages[0], pages[2], pages[3]])
+    moved = pool.compact(3)
+    assert moved == {pages[1]: 1, pages[4]: 2} and gone == [pages[2]]
+    assert [pool.refs(page) for page in range(4)] == [0, 1, 2, 0]
+    assert (pool.capacity, pool.owned, pool.cached, pool.available, pool.shared) == (3, 2, 0, 1, 1)
+    assert pool.take(1) == [3]
+    pool.release([1])
+    assert pool.cached == 1, "it is still published"
+
+
+def test_pool_cannot_be_smaller_than_what_is_owned():
+    pool = PagePool(4)
+    pages = pool.take(3)
+    with pytest.raises(ValueError, match="3 pages are owned"):
+        pool.compact(2)
+    assert pool.capacity == 4 and [pool.refs(page) for page in pages] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_random_life_agrees_with_a_dict_of_owners(seed):
     rng = random.Random(seed)

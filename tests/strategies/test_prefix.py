@@ -104,6 +104,17 @@ def test_index_is_no_larger_than_what_is_published():
     assert not index._nodes and not index._homes
 
 
+def test_renumbered_pages_are_found_under_their_new_ids_and_forgotten_by_them():
+    index = PrefixIndex(4)
+    published(index, list(range(8)), 5)
+    node = index.chain(list(range(8)), 1)[0]
+    index.publish(node, 1, 5)
+    index.renumber(0, {5: 6, 6: 1})
+    assert found(index, list(range(8))) == [{0: 6, 1: 5}, {0: 1}]
+    index.forget(0, 6)
+    assert found(index, list(range(8))) == [{1: 5}, {0: 1}]
+
+
 def test_history_that_goes_on_after_its_beginning_was_forgotten_is_found_again():
     index = PrefixIndex(4)
     tokens = list(range(8))

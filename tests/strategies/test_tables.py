@@ -72,7 +72,25 @@ def test_cleared_entries_keep_the_numbering_and_are_cleared_once():
     assert tables.clear(0, 1, 3) == [2, 3]
     assert tables.clear(0, 1, 9) == [4]
     assert tables.clear(0, 3, 2) == []
-    assert (tables.count(0), tables.mapped(0), tables.mapped_count(0), tables.page(0, 2)) == (4, [1], 1, SCRATCH)
+    assert (tables.count(0), tables.mapped(0), tables.page(0, 2)) == (4, [1], SCRATCH)
+
+
+def test_renumbering_reaches_every_table_and_leaves_gaps_and_spare_rows_alone():
+    tables = PageTables()
+    for sid in range(3):
+        tables.open(sid)
+    tables.append(0, [9, 4, 7])
+    tables.append(1, [9])
+    tables.append(2, [3])
+    tables.clear(0, 1, 2)
+    tables.close(2)
+    tables.renumber({7: 1, 9: 2})
+    tables.open(3)
+    assert tables.gather([0, 1, 3], 3).tolist() == [[2, SCRATCH, 1], [2, SCRATCH, SCRATCH], [SCRATCH] * 3]
+    for sid in (0, 1):
+        tables.close(sid)
+    tables.renumber({})
+    assert tables.gather([3], 9).tolist() == [[SCRATCH] * 9]
 
 
 @pytest.mark.parametrize("index", [-1, 2, 7])

@@ -10,7 +10,7 @@ import weakref
 
 from harness.conformance.promise import NotApplicable, promise
 from harness.conformance.subject import Subject, stored
-from harness.conformance.world import World, tokens
+from harness.conformance.world import World, budget_for, tokens
 from strategies.geometry import CacheFull
 
 WIDTH = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -64,7 +64,7 @@ def shared_memory_is_counted_once(subject: Subject) -> None:
     """A fork adds nothing in use and nothing live until it writes; closing everything leaves nothing in use or live."""
     geometry = subject.geometry()
     stored(subject, geometry)
-    world = World(subject, geometry)
+    world = World(subject, geometry, budget_for(subject, geometry, 5, 24))
     sid = world.start(tokens(11), 4)
     before = world.cache.stats()
     children = [world.fork(sid) for _ in range(3)]

@@ -19,7 +19,7 @@ from strategies.geometry import Geometry
 class SelectFeed:
     """Each query picks exactly one key: one-hot keys by position modulo D, and a query that only its target answers.
 
-    V holds a different number for every (layer, position, head, lane); the query at position i picks position target(i).
+    V holds a different number for every (first token, layer, position, head, lane); the query at i picks position target(i).
     """
 
     geometry: Geometry
@@ -32,18 +32,18 @@ class SelectFeed:
         targets = np.maximum(positions - self.back, 0)
         hot = (targets[:, None] % shape.head_dim == lanes).astype(float)[:, None]
         q = np.repeat(hot * 1e5, self.geometry.query_heads, axis=1)
-        return q, k, unique_values(layer, positions, shape.kv_heads, shape.head_dim)
+        return q, k, unique_values(tokens[0], layer, positions, shape.kv_heads, shape.head_dim)
 
 
-def unique_values(layer: int, positions: np.ndarray, heads: int, head_dim: int) -> np.ndarray:
-    """[t, heads, D]: a different integer for each logical element."""
+def unique_values(first: int, layer: int, positions: np.ndarray, heads: int, head_dim: int) -> np.ndarray:
+    """[t, heads, D]: a different integer for each logical element of the sequence that begins with token `first`."""
     at = np.arange(heads)[:, None] * head_dim + np.arange(head_dim)
-    return (positions[:, None, None] * heads * head_dim + at[None] + 100_003 * layer).astype(float)
+    return (positions[:, None, None] * heads * head_dim + at[None] + 100_003 * layer + 1_000_003 * first).astype(float)
 
 
 @promise("X", "X01", "X03", "R02", "L10")
 def every_element_is_read_where_it_was_written(subject: Subject) -> None:
-    """A different integer for each element, each picked alone by one query: exactly that integer comes back."""
+    """A different integer for each element of two sequences in one batch, each picked alone by one query: exactly it comes back."""
     for heads in HEADS:
         geometry = subject.geometry(heads=heads, head_dim=80, windows=(None, None))
         facts = subject.facts(geometry)
@@ -51,14 +51,25 @@ def every_element_is_read_where_it_was_written(subject: Subject) -> None:
             raise NotApplicable("codes its values: integers do not come back (the formats are checked under Q)")
         back = min(3, (facts.window or 4) - 1)
         world = World(subject, geometry, feed=SelectFeed(geometry, back))
-        world.start(tokens(5), 2)
-        sid = world.open(expect=40)
-        outputs = world.feed_on(sid, tokens(23, 1), 6)
-        group = geometry.query_heads // geometry.layers[0].kv_heads
-        targets = np.maximum(np.arange(23) - back, 0)
-        for layer, out in enumerate(outputs):
-            want = unique_values(layer, targets, geometry.layers[0].kv_heads, 80).repeat(group, axis=1)
-            assert np.array_equal(out, want), f"layer {layer}: an element was read from another address"
+        first, second = world.open(expect=20), world.open(expect=20)
+        at, group = 0, geometry.query_heads // geometry.layers[0].kv_heads
+        for count in (6, 5, 1, 1, 1, 1):
+            outputs = world.step({sid: tokens(20, sid + 1)[at : at + count] for sid in (first, second)})
+            targets = np.maximum(np.arange(at, at + count) - back, 0)
+            for sid, layers in outputs.items():
+                for layer, out in enumerate(layers):
+                    want = unique_values(world.logs[sid][0], layer, targets, geometry.layers[0].kv_heads, 80).repeat(group, axis=1)
+                    assert np.array_equal(out, want), f"layer {layer}: an element was read from another address"
+            at += count
+
+
+@promise("X", "X01", "L10")
+def rows_far_into_a_large_pool_are_their_own(subject: Subject) -> None:
+    """Twelve sequences fill some 170 rows a layer; then all of them decode in one batch, and every one reads its own."""
+    world = World(subject, subject.geometry(heads=(4, 1), head_dim=8, windows=(None,)))
+    sids = [world.start(tokens(13, number), 9, expect=15) for number in range(12)]
+    for step in range(2):
+        world.step({sid: [sid + step] for sid in reversed(sids)})
 
 
 @promise("X", "X03", "C02")

@@ -135,7 +135,7 @@ def cancel_at_any_moment_leaks_nothing(subject: Subject) -> None:
 
 @promise("A", "A02", "A07")
 def no_memory_is_given_to_two(subject: Subject) -> None:
-    """Fill to the brim, free every other sequence, fill again: every sequence still reads its own rows."""
+    """Fill to the brim, free every other sequence, let forks outlive their parents, fill again: all still read their own rows."""
     world = _tight(subject, 6)
     unit, sids = _unit(subject), []
     for round_ in range(3):
@@ -150,7 +150,10 @@ def no_memory_is_given_to_two(subject: Subject) -> None:
         assert len(sids) > 1, "nothing fits beside one sequence"
         for sid in sids[::2]:
             world.close(sid)
-        sids = sids[1::2]
+        twins = [world.fork(sid) for sid in sids[1::2]]
+        for sid in sids[1::2]:
+            world.close(sid)
+        sids = twins
         if sids:
             _step_or_full(world, {sid: [round_] for sid in sids})
 

@@ -41,11 +41,11 @@ def placement_does_not_matter(subject: Subject) -> None:
 
 @promise("D", "D04", "C07")
 def capacity_does_not_matter(subject: Subject) -> None:
-    """Just enough memory, four times as much, and no budget at all: the same bits."""
+    """Just enough memory, four and sixteen times as much, and no budget at all: the same bits."""
     geometry = subject.geometry()
     need = budget_for(subject, geometry, 1, 12)
     answers = []
-    for budget in (None, None) if need is None else (need, 4 * need, None):
+    for budget in (None, None) if need is None else (need, 4 * need, 16 * need, None):
         world = World(subject, geometry, budget)
         sid = world.open(expect=12)
         answers.append([*world.feed_on(sid, tokens(9), 4), *world.feed_on(sid, [1, 2, 3], 1)])

@@ -95,7 +95,7 @@ def one_visible_key_gives_its_value(subject: Subject) -> None:
         v = world.feed.rows(0, [3], 0, 1)[2]
         group = geometry.query_heads // geometry.layers[0].kv_heads
         assert np.abs(first[0][0] - v[0].repeat(group, 0)).max() < 1e-9, "a single key does not give its value back"
-    world.feed_on(sid, tokens(30), 7)
+    world.feed_on(sid, tokens(30), 25)
     world.feed_on(sid, tokens(6, 1), 1)
 
 

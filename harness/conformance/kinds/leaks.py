@@ -76,7 +76,7 @@ def closed_sequences_are_gone(subject: Subject) -> None:
         except KeyError:
             continue
         raise AssertionError(f"a closed sequence was accepted by {getattr(call, '__name__', 'a call')}")
-    assert world.open() != dead
+    assert world.open() != dead, f"sequence id {dead} was handed out twice"
     world.step({alive: [3]})
 
 
@@ -92,13 +92,35 @@ def only_a_prefix_of_the_same_tokens_is_adopted(subject: Subject) -> None:
         world.feed_on(sid, [7, 8, 9], 1)
         world.close(sid)
     assert max(np.abs(answer - answers[0]).max() for answer in answers) < 1e-9, "a repeated prompt changes its answer"
-    for other in (tokens(12, 2), [99 % 97, *prompt[1:]], [*tokens(4, 3), *prompt[:8]]):
+    for other in (tokens(12, 2), [2, *prompt[1:]], [*tokens(4, 3), *prompt[:8]]):
         sid = world.open(other)
         assert world.cache.held(sid) == 0, f"{world.cache.held(sid)} tokens of a prompt that was never fed were adopted"
         world.feed_on(sid, other)
         world.close(sid)
+    for cut in (2, 4, 8):  # both halves are known, but not one after the other: the shadow knows what may be adopted
+        mixed = [*tokens(12, 2)[:cut], *prompt[cut:]]
+        world.close(world.start(mixed))
     sid = world.open([*prompt, *tokens(6, 4)])
     assert world.cache.held(sid) > 0, "a prompt that extends a known one adopts nothing"
+
+
+@promise("L", "L12", "L14")
+def repeated_prompts_answer_alike_whatever_is_reused(subject: Subject) -> None:
+    """Prompts of 4, 8, 9 and 14 tokens three times each, six more tokens every time: identical answers, and always a token left to run."""
+    _adopting(subject, 12)
+    geometry = subject.geometry(windows=(4, None))
+    world = World(subject, geometry, budget_for(subject, geometry, 5, 40))
+    for length in (4, 8, 9, 14):
+        answers = []
+        for _ in range(3):
+            sid = world.open(tokens(length, 5))
+            fed = len(world.logs[sid])
+            first = world.feed_on(sid, tokens(length, 5)[fed:])
+            more = world.feed_on(sid, tokens(6, 7), 1)
+            answers.append([layer[-1] for layer in (*first, *more)])
+            world.close(sid)
+        for answer in answers[1:]:
+            assert all(np.abs(a - b).max() < 1e-9 for a, b in zip(answers[0], answer, strict=True)), f"a prompt of {length} tokens answers differently when repeated"
 
 
 @promise("L", "L08")

@@ -15,17 +15,18 @@ from strategies.geometry import CannotRewind, Geometry
 
 @promise("R", "R01", "P08")
 def rewind_by_ones_with_a_fork_at_each_stop(subject: Subject) -> None:
-    """Step back one token at a time as far as promised; at each stop a child is forked and both go on differently."""
+    """Step back one token at a time as far as promised; at each stop a child is forked, and all of them go on differently."""
     geometry = subject.rewindable(1, windows=(4, None))
     facts = subject.facts(geometry)
     for length in sorted({facts.reach + 2, facts.reach + 3}):
         world = World(subject, geometry)
         sid = world.start(tokens(length), 4, expect=length + 2)
+        child = world.fork(sid)
         for back in range(1, int(min(facts.rewind, 9)) + 1):
             world.truncate(sid, length - back)
-            child = world.fork(sid)
-            world.step({child: [back], sid: tokens(back, 1)})
-            world.close(child)
+            elder, child = child, world.fork(sid)
+            world.step({child: [back], sid: tokens(back, 1), elder: [back + 1]})
+            world.close(elder)
 
 
 @promise("R", "R01")

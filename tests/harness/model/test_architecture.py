@@ -57,6 +57,7 @@ def test_windows_of_gemma3_differ_by_layer_and_so_does_the_rotation():
         ({"model_type": None}, "None.*supported"),
         ({"hidden_act": "relu"}, "'relu'.*silu"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'.*llama3"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "config of it has no factor"),
         ({"partial_rotary_factor": 0.5}, "0.5 of each head"),
         ({"num_key_value_heads": 5}, "32 query heads.*5 KV heads"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),

@@ -57,6 +57,24 @@ def test_smollm2_marks_its_chat_tokens(smollm2):
     assert tokenizer.encode("Hi", bos=True) == [1, *tokenizer.encode("Hi", bos=False)]
 
 
+@pytest.mark.parametrize(
+    ("rule", "pieces"),
+    [
+        ("gpt-2", ["1234", "56", "x"]),
+        ("llama-bpe", ["123", "4", "56", "x"]),  # at most three digits together
+        ("qwen2", ["1", "2", "3", "4", "5", "6", "x"]),
+        ("smollm", ["1", "2", "3", "4", "5", "6", "x"]),
+    ],
+)
+def test_digits_are_split_by_the_rule_of_the_file(rule, pieces):
+    merges = [("1", "2"), ("12", "3"), ("123", "4"), ("5", "6")]
+    tokens = [visible_byte(byte) for byte in range(256)] + ["".join(merge) for merge in merges]
+    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": rule, "tokenizer.ggml.tokens": tokens}
+    metadata["tokenizer.ggml.merges"] = [" ".join(merge) for merge in merges]
+    ids = tokenizer_from_gguf(metadata, "it").encode("123456x", bos=False)
+    assert [tokens[index] for index in ids] == pieces
+
+
 def gemma_like() -> dict:
     """A SentencePiece vocabulary merged in vocabulary order, with runs of spaces stored as spaces."""
     words = ["  ", "   ", "he", "the", SPACE + "the", "hel", "ll", "lo", "hello", SPACE + "hello", SPACE + "h"]
@@ -105,6 +123,8 @@ def test_gemma_ids_equal_transformers_own_tokenizer(transformers, tmp_path):
 def test_an_unknown_kind_or_rule_is_refused():
     with pytest.raises(UserError, match=r"'bert'.*gpt2, llama"):
         tokenizer_from_gguf({"tokenizer.ggml.model": "bert"}, "it")
+    with pytest.raises(UserError, match="no vocabulary"):
+        tokenizer_from_gguf({"tokenizer.ggml.model": "gpt2"}, "it")
     with pytest.raises(UserError, match=r"'poro'.*smollm"):
         tokenizer_from_gguf({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.pre": "poro"}, "it")
 
