@@ -18,11 +18,15 @@ ACTIVATIONS = ("silu", "gelu_tanh")
 
 
 class Ops:
-    """The ops of one backend, resolved once. `calls` counts each op that ran, for the record's activation proof."""
+    """The ops of one backend, resolved once. `calls` counts each op that ran, for the record's activation proof.
+
+    `detail` says which of its kernels a backend has on this machine (compiled for what, by what); None where there is no choice.
+    """
 
     def __init__(self, name: str, module: ModuleType) -> None:
         self.name = name
         self._module = module
+        self.detail: str | None = getattr(module, "FLAVOUR", None)
         self.calls: Counter[str] = Counter()
 
     @property

@@ -88,7 +88,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    ops = native_rows if x.dtype in _COMPUTED and weight.dtype == x.dtype else plain
+    ops = native_rows if x.dtype in _COMPUTED else plain
     return ops.rms_norm(x, weight, eps, residual)
 
 

@@ -97,24 +97,29 @@ def _unpack(args, store, head, slots, count, width, out):
 
 @inline
 def _hide(args, task, low, count, position, scores):
-    """-inf for the keys that the query at `position` may not see, and for those past `count`."""
+    """-inf for the keys that the query at `position` may not see, and for those past `count`; whether there were any."""
     sinks, first, window = word(task, SINK_COUNT), word(task, FIRST), word(args, WINDOW)
+    farthest, nearest = first + max(low, sinks) - sinks, first + low + count - 1 - sinks  # but for sinks, which all may see
+    if count == CHUNK and nearest <= position and position - farthest < window:
+        return False
     for i in range(count):
         index = low + i
         key = index if index < sinks else first + index - sinks
         if key > position or (position - key >= window and key >= word(args, SINKS)):
             store_f32(scores + 4 * i, np.float32(-np.inf))
     set_floats(scores, count, CHUNK, np.float32(-np.inf))
+    return True
 
 
 @inline
 def _weigh(args, task, low, count, position, scores, top_at, total_at, sums, width):
     """Scores of one query to weights, in place; its maximum, total and sums are brought up to date."""
     top = scaled_max(scores, float_word(args, SCALE))
-    if word(args, CAPPED) != 0:
+    capped = word(args, CAPPED) != 0
+    if capped:
         cap_scores(scores, CHUNK, float_word(args, SOFTCAP))
-    _hide(args, task, low, count, position, scores)
-    top = scaled_max(scores, np.float32(1))
+    if _hide(args, task, low, count, position, scores) or capped:
+        top = scaled_max(scores, np.float32(1))
     old = load_f32(top_at)
     if old > top:
         top = old

@@ -47,7 +47,7 @@ def rope_row(typingctx, form, x, half, dim, cos, sin, out):
 
 @intrinsic
 def norm_row(typingctx, form, added, x, residual, weight, size, eps, total, out):
-    """total = x + residual when `added`, else x is its own total; out = total / rms(total) * weight."""
+    """total = x + residual when `added`, else x is its own total; out = total / rms(total) * weight (float32)."""
 
     def emit(builder: ir.IRBuilder, form: int, args: list[ir.Value]) -> None:
         added, x, residual, weight, size, eps, total, out = args
@@ -72,7 +72,7 @@ def norm_row(typingctx, form, added, x, residual, weight, size, eps, total, out)
         def scale(i: ir.Value, lanes: int) -> None:
             value = _load(builder, form, total, i, lanes)
             normed = builder.fmul(value, splat(builder, inverse, value.type))
-            _store(builder, form, out, i, builder.fmul(normed, _load(builder, form, weight, i, lanes)))
+            _store(builder, form, out, i, builder.fmul(normed, _load(builder, FORMATS["float32"], weight, i, lanes)))
 
         _sweep(builder, I64(0), size, scale)
 

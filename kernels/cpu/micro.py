@@ -47,9 +47,9 @@ _int, _float, _nothing = types.int64, types.float32, types.void
 def dot_rows(
     typingctx, group, form, q, dim, codes, row_bytes, scales, scale_bytes, slots, count, out, next_slots, v_codes, v_row_bytes, v_bytes
 ):
-    """out[g, r] = q[g] . row(slots[r]) for `group` query rows [group, dim] float32 and `count` rows (a multiple of 4); out is [group, CHUNK].
+    """out[g, r] = q[g] . row(slots[r]) for `group` query rows [group, dim] float32 and `count` rows, a multiple of 4.
 
-    Rows at next_slots, and theirs of the other store at v_codes, are prefetched on the way.
+    out is [group, CHUNK]. Rows at next_slots, and theirs of the other store at v_codes, are prefetched on the way.
     """
     heads = group.literal_value
     rows = 2 if heads == 4 and LANES == 8 else 4  # with 16 registers, 16 sums would not fit

@@ -9,6 +9,7 @@ import ctypes
 import struct
 from array import array
 from collections import deque
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -21,18 +22,41 @@ from kernels.rows import Batch, DenseRows, Mask, PagedRows, RowStore
 
 NO_WINDOW = 1 << 62  # farther than any two positions are apart
 RAW = {torch.float32: FORMATS["float32"], torch.bfloat16: FORMATS["bfloat16"], torch.float16: FORMATS["float16"]}
-_plans: deque[tuple] = deque(maxlen=8)
+_plans: deque[tuple] = deque(maxlen=8)  # the latest (batch, what else decides, its tasks)
+_kept: list[object] = []  # compiled kernels whose addresses are in use
 float_bits = cache(lambda value: struct.unpack("<i", struct.pack("<f", value))[0])
 
 
-@cache
-def _decode_kernel(group: int) -> int:
-    return decode.make_decode(group).address
+@dataclass(frozen=True)
+class _Kernel:
+    """A compiled kernel and the memory that it works in for one shape of heads."""
+
+    address: int
+    scratch_bytes: int  # of each thread
+    partial_bytes: int  # of each unit
 
 
 @cache
-def _chunk_kernel() -> int:
-    return chunk.make_chunk().address
+def _decode_kernel(heads: int, kv_heads: int, dim: int) -> _Kernel:
+    address = _decode_address(decode.group_of(heads, kv_heads))
+    return _Kernel(address, decode.scratch_bytes(heads, kv_heads, dim), decode.partial_bytes(heads, kv_heads, dim))
+
+
+@cache
+def _chunk_kernel(heads: int, kv_heads: int, dim: int) -> _Kernel:
+    return _Kernel(_chunk_address(), chunk.scratch_bytes(heads, kv_heads, dim), chunk.partial_bytes(heads, kv_heads, dim))
+
+
+@cache
+def _decode_address(group: int) -> int:
+    _kept.append(decode.make_decode(group))
+    return _kept[-1].address
+
+
+@cache
+def _chunk_address() -> int:
+    _kept.append(chunk.make_chunk())
+    return _kept[-1].address
 
 
 def attend_dense(
@@ -68,22 +92,21 @@ def _attend(q, kv_heads, count, keys, values, where, batch: Batch, mask: Mask, s
     singles, tiles = _tasks(batch, mask, threads, heads, kv_heads, dim)
     window = NO_WINDOW if mask.window is None else mask.window
     cap = 0 if softcap is None else float_bits(softcap)
-    for tasks, kind in ((singles, decode), (tiles, chunk)):
+    for tasks, kernel_for in ((singles, _decode_kernel), (tiles, _chunk_kernel)):
         if not len(tasks):
             continue
-        scratch, partial = kind.scratch_bytes(heads, kv_heads, dim), kind.partial_bytes(heads, kv_heads, dim)
+        kernel = kernel_for(heads, kv_heads, dim)
         team_size = min(threads, len(tasks))
         counters = team.workspace("counters", 8 * tasks.units)
         ctypes.memset(counters, 0, 8 * tasks.units)
         args = array("q", (
-            0, 0, len(tasks), team.workspace("scratch", scratch * team_size), scratch, tasks.address,
+            0, 0, len(tasks), team.workspace("scratch", kernel.scratch_bytes * team_size), kernel.scratch_bytes, tasks.address,
             q.data_ptr(), q.stride(0) * size, q.stride(1) * size, RAW[q.dtype], out.data_ptr(),
             heads, kv_heads, dim, *keys, *values, *where,
-            team.workspace("partials", partial * tasks.units), partial, counters,
+            team.workspace("partials", kernel.partial_bytes * tasks.units), kernel.partial_bytes, counters,
             float_bits(scale), int(softcap is not None), cap, window, mask.sinks, dim * size, count, 0,
         ))  # fmt: skip
-        kernel = _decode_kernel(decode.group_of(heads, kv_heads)) if kind is decode else _chunk_kernel()
-        team.run(kernel, args.buffer_info()[0], team_size)
+        team.run(kernel.address, args.buffer_info()[0], team_size)
         if args[FAULTS]:
             raise IndexError(f"this step's addresses lead outside the store of {count} rows")
     return out

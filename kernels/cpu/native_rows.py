@@ -20,18 +20,17 @@ _OPS = {"silu": layers.SILU, "gelu_tanh": layers.GELU_TANH}
 
 
 @cache
-def _write_kernel() -> int:
-    return encode.make_write().address
+def _write_kernel():
+    return encode.make_write()
 
 
 @cache
-def _layers_kernel() -> int:
-    return layers.make_layers().address
+def _layers_kernel():
+    return layers.make_layers()
 
 
 def write_rows(store: RowStore, slots: torch.Tensor, rows: torch.Tensor) -> None:
-    rows = rows if rows.stride(2) == 1 else rows.contiguous()
-    slots = slots if slots.is_contiguous() else slots.contiguous()
+    rows, slots = rows if rows.stride(2) == 1 else rows.contiguous(), slots.contiguous()
     tokens, heads, dim = rows.shape
     size = rows.element_size()
     tasks = -(-tokens // encode.TASK_TOKENS)
@@ -42,7 +41,7 @@ def write_rows(store: RowStore, slots: torch.Tensor, rows: torch.Tensor) -> None
         rows.data_ptr(), rows.stride(0) * size, rows.stride(1) * size, RAW[rows.dtype], dim * size,
         slots.data_ptr(), tokens, heads, dim, store.count, 0, *store_words(store),
     ))  # fmt: skip
-    team.run(_write_kernel(), args.buffer_info()[0], threads)
+    team.run(_write_kernel().address, args.buffer_info()[0], threads)
     if args[encode.FAULTS]:
         raise IndexError(f"slots {slots.min().item()}..{slots.max().item()} lead outside the store of {store.count} rows")
 
@@ -64,7 +63,8 @@ def copy_pages(stores: list[RowStore], sources: torch.Tensor, targets: torch.Ten
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     x = x if x.stride(2) == 1 else x.contiguous()
-    cos, sin = (part.to(torch.float32).contiguous() for part in (cos, sin))
+    if cos.dtype != torch.float32 or not (cos.is_contiguous() and sin.is_contiguous()):
+        cos, sin = (part.to(torch.float32).contiguous() for part in (cos, sin))
     tokens, heads, dim = x.shape
     out = torch.empty((tokens, heads, dim), dtype=x.dtype)
     half = cos.shape[1]
@@ -74,13 +74,16 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     size = x.shape[-1]
+    if weight.dtype != torch.float32 or not weight.is_contiguous():
+        weight = weight.to(torch.float32).contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
-    rows, (at, inner, outer_step, inner_step) = x.numel() // size, _pitched(x)
+    rows = x.numel() // size
     if residual is None:
+        at, inner, outer_step, inner_step = _pitched(x)
         _run(layers.NORM, at, rows, inner, outer_step, inner_step, out, size, (0, 0, 0, weight.data_ptr(), 0, float_bits(eps)))
         return out, x
     total = torch.empty(x.shape, dtype=x.dtype)
-    at, residual = (part if part.is_contiguous() else part.contiguous() for part in (x, residual))
+    at, residual = x.contiguous(), residual.contiguous()
     step = size * x.element_size()
     extra = (residual.data_ptr(), step, 0, weight.data_ptr(), total.data_ptr(), float_bits(eps))
     _run(layers.NORM_ADD, at, rows, 1, size, 0, out, size, extra)
@@ -104,7 +107,7 @@ def _run(
     tasks = -(-rows // per_task)
     words = (0, tasks, op, RAW[x.dtype], rows, inner, per_task, x.data_ptr(), outer_step * width, inner_step * width, out.data_ptr(), size)
     args = array("q", (*words, *extra))
-    team.run(_layers_kernel(), args.buffer_info()[0], _threads(rows * size, tasks))
+    team.run(_layers_kernel().address, args.buffer_info()[0], _threads(rows * size, tasks))
 
 
 def _pitched(x: torch.Tensor) -> tuple[torch.Tensor, int, int, int]:

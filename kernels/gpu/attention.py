@@ -12,7 +12,7 @@ import torch
 
 from kernels.codec import codec_named
 from kernels.gpu.attend import attend_kernel, merge_kernel
-from kernels.gpu.launch import ceil_div, dtype_name, keys_of, merge_rows, on_amd, pitched, processors, require_listed
+from kernels.gpu.launch import FP_FUSION, ceil_div, dtype_name, keys_of, merge_rows, on_amd, pitched, processors, require_listed
 from kernels.gpu.specialisations import Attend, Merge, block_dim, key_splits, query_rows, tuning
 from kernels.reference import compute_dtype
 from kernels.rows import Batch, Mask, RowStore
@@ -90,6 +90,7 @@ def attend(
         WINDOWED=spec.windowed,
         SOFTCAPPED=spec.softcapped,
         num_warps=chosen.warps,
+        enable_fp_fusion=FP_FUSION,
         num_stages=chosen.stages,
     )
     return out if splits == 1 else merge(parts, lse, out)
@@ -101,7 +102,17 @@ def merge(parts: torch.Tensor, lse: torch.Tensor, out: torch.Tensor) -> torch.Te
     require_listed(Merge(dtype_name(out.dtype), head_dim), out.device)
     rows, block = tokens * heads, merge_rows()
     merge_kernel[(ceil_div(rows, block),)](
-        parts, lse, out, rows, splits, D=head_dim, BLOCK_D=block_dim(head_dim), BLOCK_R=block, BLOCK_S=MERGE_SPLITS, num_warps=4
+        parts,
+        lse,
+        out,
+        rows,
+        splits,
+        D=head_dim,
+        BLOCK_D=block_dim(head_dim),
+        BLOCK_R=block,
+        BLOCK_S=MERGE_SPLITS,
+        num_warps=4,
+        enable_fp_fusion=FP_FUSION,
     )
     return out
 

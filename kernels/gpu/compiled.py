@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 from kernels.gpu.attend import attend_kernel, merge_kernel
 from kernels.gpu.attention import MERGE_SPLITS
 from kernels.gpu.copy_pages import copy_kernel
-from kernels.gpu.launch import ALIGNMENT_BYTES
+from kernels.gpu.launch import ALIGNMENT_BYTES, FP_FUSION
 from kernels.gpu.layers import GATED_BLOCK, norm_rows, rope_rows
 from kernels.gpu.pointwise import gated_kernel, rms_norm_kernel, rope_kernel
 from kernels.gpu.rows import read_kernel, write_kernel
@@ -54,6 +54,9 @@ class Request:
 
     def threads(self, target: str) -> int:
         return self.warps * TARGETS[target].warp_size
+
+    def options(self) -> dict[str, int | bool]:
+        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": FP_FUSION}
 
     def source(self) -> ASTSource:
         names = self.kernel.arg_names
@@ -94,7 +97,7 @@ def request(spec: Spec, target: str) -> Request:
 def compile_for(spec: Spec, target: str):
     """The compiled kernel: `asm` by stage and `metadata`, from Triton's own cache where it has them."""
     wanted = request(spec, target)
-    return triton.compile(wanted.source(), target=TARGETS[target], options={"num_warps": wanted.warps, "num_stages": wanted.stages})
+    return triton.compile(wanted.source(), target=TARGETS[target], options=wanted.options())
 
 
 def code_type(codec: str, dtype: str) -> str:

@@ -16,6 +16,7 @@ from kernels.gpu.tiles import INTERPRETED
 from kernels.rows import RowStore
 
 ALIGNMENT_BYTES = 16  # what the compile gate promises the kernels about the pointers they read rows through
+FP_FUSION = True  # a product and a sum may round once; codes are computed without a product, so they keep their bits
 SMALLEST_KEYS = 16  # interpreted, a key tile is as small as a dot allows, so that short tests cross many tiles
 MERGE_ROWS_INTERPRETED = 16
 interpreted = bool(INTERPRETED)

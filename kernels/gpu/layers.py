@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.gpu.launch import ceil_div, dtype_name, require_listed
+from kernels.gpu.launch import FP_FUSION, ceil_div, dtype_name, require_listed
 from kernels.gpu.pointwise import gated_kernel, rms_norm_kernel, rope_kernel
 from kernels.gpu.specialisations import Pointwise, block_dim, power_of_two
 
@@ -45,6 +45,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         BLOCK_D=block,
         BLOCK_R=some,
         num_warps=4,
+        enable_fp_fusion=FP_FUSION,
     )
     return out
 
@@ -73,6 +74,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
         BLOCK_F=block,
         BLOCK_R=some,
         num_warps=4 if block <= 2048 else 8,
+        enable_fp_fusion=FP_FUSION,
     )
     return out, total
 
@@ -83,7 +85,7 @@ def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     tokens, features = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(tokens, features, dtype=gate_up.dtype, device=gate_up.device)
     gated_kernel[(tokens, ceil_div(features, GATED_BLOCK))](
-        gate_up, out, features, gate_up.stride(0), ACTIVATION=activation, BLOCK=GATED_BLOCK, num_warps=4
+        gate_up, out, features, gate_up.stride(0), ACTIVATION=activation, BLOCK=GATED_BLOCK, num_warps=4, enable_fp_fusion=FP_FUSION
     )
     return out
 

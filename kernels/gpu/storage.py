@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 
 from kernels.gpu.copy_pages import copy_kernel
-from kernels.gpu.launch import as_bytes_of_code, ceil_div, dtype_name, pitched, require_listed
+from kernels.gpu.launch import FP_FUSION, as_bytes_of_code, ceil_div, dtype_name, pitched, require_listed
 from kernels.gpu.rows import read_kernel, write_kernel
 from kernels.gpu.specialisations import Copy, Rows, block_dim, row_block
 from kernels.rows import RowStore
@@ -36,6 +36,7 @@ def write_rows(store: RowStore, slots: torch.Tensor, rows: torch.Tensor) -> None
         BLOCK_R=block,
         CODEC=store.codec.name,
         num_warps=4,
+        enable_fp_fusion=FP_FUSION,
     )
 
 
@@ -59,6 +60,7 @@ def read_rows(store: RowStore, slots: torch.Tensor) -> torch.Tensor:
         BLOCK_R=block,
         CODEC=store.codec.name,
         num_warps=4,
+        enable_fp_fusion=FP_FUSION,
     )
     return out
 
@@ -76,7 +78,9 @@ def copy_pages(stores: list[RowStore], sources: torch.Tensor, targets: torch.Ten
             continue
         require_listed(Copy(word), sources.device)
         bases, lengths = _on_device(tuple(chosen), sources.device)
-        copy_kernel[(sources.shape[0], len(chosen))](bases, lengths, sources, targets, WORD=dtype, BLOCK=COPY_BLOCK, num_warps=4)
+        copy_kernel[(sources.shape[0], len(chosen))](
+            bases, lengths, sources, targets, WORD=dtype, BLOCK=COPY_BLOCK, num_warps=4, enable_fp_fusion=FP_FUSION
+        )
 
 
 def move_rows(stores: list[RowStore], source: int, target: int, count: int) -> None:

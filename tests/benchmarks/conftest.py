@@ -20,6 +20,7 @@ def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, A
     conditions = {
         "python": ".".join(facts["python"].split(".")[:2]),
         "kernels": f"{toy.ops().name}, {kernels.cpu.FLAVOUR}",
+        "simd": " ".join(facts["cpu"]["simd"]),  # one model name can stand for several generations
         "threads": facts["threads"],
         **{name: packages[name] for name in ("torch", "numba", "numpy")},
     }

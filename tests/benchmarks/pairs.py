@@ -17,6 +17,7 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from harness.measure.clock import quiet
 from harness.measure.gate import Mean, speed
 
 ROUNDS = 25
@@ -81,7 +82,8 @@ def paired(
     def call(state: Any) -> None:
         results.append(target(state))
 
-    benchmark.pedantic(call, setup=prepared, rounds=ROUNDS, warmup_rounds=WARMUP_ROUNDS)
+    with quiet():
+        benchmark.pedantic(call, setup=prepared, rounds=ROUNDS, warmup_rounds=WARMUP_ROUNDS)
     benchmark.extra_info["bytes"] = None if held_bytes is None else held_bytes(last[0])
     benchmark.extra_info["kl_nats"] = None if kl_nats is None else asdict(kl_nats)
     if benchmark.enabled:

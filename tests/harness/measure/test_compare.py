@@ -116,6 +116,14 @@ def test_the_detectable_effect_is_detected_with_the_stated_power():
     assert 0.74 < found / 500 < 0.90
 
 
+def test_a_comparison_says_what_it_could_have_found():
+    rng = random.Random(5)
+    noise = [math.exp(rng.gauss(0.0, 0.02)) for _ in range(10)]
+    found = c.compare(noise, [1.0] * 10, "lower")
+    assert found.detectable == c.minimum_detectable_effect(noise, [1.0] * 10)
+    assert found.as_dict()["detectable"] == found.detectable
+
+
 def test_four_pairs_are_refused_with_a_sentence():
     with pytest.raises(ValueError, match="4 pairs are too few: take 5 or more"):
         c.paired_interval([1.0] * 4, [1.0] * 4)

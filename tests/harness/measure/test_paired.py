@@ -62,19 +62,49 @@ def test_a_planted_effect_is_found_and_named():
     assert set(verdicts) >= {"ttft_s", "itl_s", "e2e_s", "wall_s", "prefill_tok_per_s", "decode_tok_per_s", "output_tok_per_s"}
 
 
-def test_the_same_thing_twice_gives_a_noise_floor_and_no_verdict_beyond_it():
+def test_the_reference_and_its_twin_give_the_noise_floor_of_the_same_minutes():
     bench = Bench(noise=0.02)
-    result = measure_pairs(bench.run("a", 1.0), bench.run("b", 1.0), bench.clock, seed=0, pairs=10, seconds=0.0)
-    floors = result.floors()
-    assert 0.001 < floors["itl_s"] < 0.05
-    assert {comparison.verdict for comparison in result.compared(floors).values()} == {"indistinguishable"}
+    sides = bench.run("a", 1.0), bench.run("b", 1.0)
+    result = measure_pairs(*sides, bench.clock, seed=0, pairs=10, seconds=0.0, twin=bench.run("b", 1.0))
+    assert 0.001 < result.floors()["itl_s"] < 0.05
+    assert {comparison.noise_floor for comparison in result.compared().values()} == set(result.floors().values())
+    assert {comparison.verdict for comparison in result.compared().values()} == {"indistinguishable"}
+    assert len(result.raw()["twin"]["itl_s"]) == result.pairs == 10
+
+
+def test_a_twin_is_run_once_in_each_pair_at_a_random_place():
+    bench = Bench()
+    sides = bench.run("strategy", 1.0), bench.run("reference", 1.0)
+    measure_pairs(*sides, bench.clock, seed=0, pairs=20, seconds=0.0, twin=bench.run("twin", 1.0))
+    rounds = [bench.ran[2 + 3 * number : 5 + 3 * number] for number in range(20)]
+    assert all(sorted(ran) == ["reference", "strategy", "twin"] for ran in rounds)
+    assert {ran.index("twin") for ran in rounds} == {0, 1, 2}
 
 
 def test_an_effect_below_the_noise_floor_is_no_effect():
-    bench = Bench()
-    result = measure_pairs(bench.run("a", 0.99), bench.run("b", 1.0), bench.clock, seed=0, seconds=0.0)
-    assert result.compared()["itl_s"].verdict == "faster"
-    assert result.compared({"itl_s": 0.05})["itl_s"].verdict == "indistinguishable"
+    def verdict(twin_factor):
+        bench = Bench()
+        sides = bench.run("a", 0.99), bench.run("b", 1.0)
+        twin = None if twin_factor is None else bench.run("b", twin_factor)
+        return measure_pairs(*sides, bench.clock, seed=0, seconds=0.0, twin=twin).compared()["itl_s"].verdict
+
+    assert verdict(None) == verdict(1.0) == "faster"
+    assert verdict(1.05) == "indistinguishable"
+
+
+def test_forty_comparisons_of_a_strategy_with_itself_rarely_differ_and_a_tenth_slower_is_always_seen():
+    def verdicts(factor, noise):
+        found = []
+        for seed in range(40):
+            bench = Bench(noise)
+            bench.rng.seed(seed)
+            sides = bench.run("a", factor), bench.run("b", 1.0)
+            result = measure_pairs(*sides, bench.clock, seed=seed, pairs=7, seconds=0.0, twin=bench.run("b", 1.0))
+            found.append(result.compared()["itl_p50_s"].verdict)
+        return found
+
+    assert 40 - verdicts(1.0, 0.05).count("indistinguishable") <= 5
+    assert verdicts(1.1, 0.01) == ["slower"] * 40
 
 
 def test_first_use_is_reported_apart_and_in_no_sample():

@@ -83,12 +83,13 @@ def test_rope(ops: Ops, dtype: torch.dtype, lanes: int, tokens: int) -> None:
     assert_as_close_as_reference(ops.rope(x, cos, sin), REFERENCE.rope(x, cos, sin), exact)
 
 
+@pytest.mark.parametrize("weight_dtype", [torch.float32, None], ids=["float32 weight", "weight like x"])
 @pytest.mark.parametrize("with_residual", [True, False])
 @pytest.mark.parametrize("shape", [(1, 576), (3, 50), (300, 96), (7, 3, 64)])
 @pytest.mark.parametrize("dtype", NAMES, ids=NAMES.get)
-def test_rms_norm(ops: Ops, dtype: torch.dtype, shape: tuple[int, ...], with_residual: bool) -> None:
+def test_rms_norm(ops: Ops, dtype: torch.dtype, shape: tuple[int, ...], with_residual: bool, weight_dtype: torch.dtype | None) -> None:
     x, r = (torch.randn(shape, generator=seeded(n)).to(dtype) for n in (8, 9))
-    weight = torch.randn(shape[-1], generator=seeded(10)).to(dtype)
+    weight = torch.randn(shape[-1], generator=seeded(10)).to(dtype if weight_dtype is None else weight_dtype)
     before = x.clone(), r.clone()
     y, total = ops.rms_norm(x, weight, 1e-5, r if with_residual else None)
     reference, sums = REFERENCE.rms_norm(x, weight, 1e-5, r if with_residual else None)

@@ -30,6 +30,25 @@ def reference() -> Ops:
     return resolve("reference")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def functions_are_patched_once() -> Iterator[None]:
+    """Nearly half of the interpreter's time goes into patching triton.language again for each function that a kernel calls."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+
+    def patch_once(function):
+        languages = [value for value in function.__globals__.values() if value is tl or value is tl.core]
+        if languages and not any(tl.core.is_builtin(language.load) for language in languages):
+            return interpreter._LangPatchScope()
+        return patch(function)
+
+    interpreter._patch_lang = patch_once
+    yield
+    interpreter._patch_lang = patch
+
+
 @pytest.fixture(autouse=True)
 def numpy_warnings_are_errors() -> Iterator[None]:
     with warnings.catch_warnings():

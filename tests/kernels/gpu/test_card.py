@@ -17,6 +17,7 @@ import torch
 
 from harness import kernels_card
 from kernels.codec import codec_named
+from kernels.gpu.launch import FP_FUSION
 from kernels.gpu.specialisations import LISTED, Attend, Copy, Merge, Pointwise, Rows
 from kernels.rows import Mask
 from tests.kernels.cases import Case, step_of
@@ -45,6 +46,7 @@ class Recorder:
     def seen(self) -> tuple[dict, dict, int, int]:
         """Types by argument, constants, warps and stages of the only launch."""
         (launch,) = self.launches
+        assert launch.pop("enable_fp_fusion") is FP_FUSION
         warps, stages = launch.pop("num_warps"), launch.pop("num_stages", 3)
         constants = {name: launch[name] for name in launch if name.isupper()}
         return {name: mangled(launch[name]) for name in launch if not name.isupper()}, constants, warps, stages
