@@ -56,10 +56,12 @@ class Audit:
         return found
 
 
-def audit(side: Contender, requests: Sequence[Request], step_tokens: int, tokens: Sequence[int], served: Callable[[Any], EventLog]) -> Audit:
+def audit(
+    side: Contender, requests: Sequence[Request], step_tokens: int, tokens: Sequence[int], served: Callable[[Any], EventLog]
+) -> Audit:
     """Both passes. served(cache): one pass of the workload on this cache."""
-    lengths = tuple(sorted({min(request.stored_tokens, LONGEST) for request in requests}, reverse=True)[:1]) * SEQUENCES
-    lengths = tuple(max(1, length - 7 * number) for number, length in enumerate(lengths))  # uneven, so that pages end at different places
+    longest = min(LONGEST, max(request.stored_tokens for request in requests))
+    lengths = tuple(max(1, longest - 7 * number) for number in range(SEQUENCES))  # uneven, so that pages end at different places
     billed, reserved, stored, by_dtype = _billed(side, lengths, min(step_tokens, max(lengths)), tokens)
     before = Counter(side.ops.calls)
     cache = side.unbounded_cache()

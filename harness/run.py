@@ -5,7 +5,6 @@ It does not know how any phase works. Refused before the start, nothing is writt
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from harness.measure.quality import Protocol
     from harness.phases import Load
     from harness.report.tracking import Tracker
-    from harness.sides import Contender
 
 SUMMARISED = ("status", "error", "metrics", "quality", "reference", "audit")  # what W&B shows of a run beside its series
 

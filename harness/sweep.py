@@ -24,7 +24,7 @@ _MINUTE_S, _HOUR_S = 60, 3600
 
 
 def expanded(arguments: Sequence[str], folders: Sequence[Path]) -> tuple[list[str], str]:
-    """`arguments` with `sweep=NAME` replaced by what its file says, and the sweep's name. Without one: as they are, and a name made of them."""
+    """`arguments` with `sweep=NAME` replaced by what its file says, and the sweep's name; without one, a name made of them."""
     names = [argument.partition("=")[2] for argument in arguments if argument.lstrip("+").startswith("sweep=")]
     rest = [argument for argument in arguments if not argument.lstrip("+").startswith("sweep=")]
     if not names:

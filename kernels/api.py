@@ -18,15 +18,11 @@ ACTIVATIONS = ("silu", "gelu_tanh")
 
 
 class Ops:
-    """The ops of one backend, resolved once. `calls` counts each op that ran, for the record's activation proof.
-
-    `detail` says which of its kernels a backend has on this machine (compiled for what, by what); None where there is no choice.
-    """
+    """The ops of one backend, resolved once. `calls` counts each op that ran, for the record's activation proof."""
 
     def __init__(self, name: str, module: ModuleType) -> None:
         self.name = name
         self._module = module
-        self.detail: str | None = getattr(module, "FLAVOUR", None)
         self.calls: Counter[str] = Counter()
 
     @property

@@ -46,7 +46,7 @@ class Contiguous(KVCache):
     """`slab` decides how many rows a sequence gets.
 
     max: the model's whole context. pow2: the expected length rounded up to a power of two. exact: the expected length.
-    growth: a power of two that doubles, by moving to a longer run, whenever the sequence outgrows it.
+    growth: a power of two that doubles, in place where the rows behind are free and else by moving, when the sequence outgrows it.
     A sequence that was opened without `expect`, or passes it, is moved the same way. A run is found when the sequence is
     first planned. With a budget the arena is fixed and first fit can fragment it; without one it is rebuilt to fit exactly.
     """
@@ -142,21 +142,35 @@ class Contiguous(KVCache):
             if run is None or run.rows < stop or owners[id(run)] > 1:
                 moving[sid] = max(self._wanted(self._expect[sid], stop), 0 if run is None else run.rows)
         moving = dict(sorted(moving.items(), key=lambda mover: -mover[1]))  # what first fit can place depends on the order: largest first
-        moved = self._make_room(moving) if moving else {}
+        alone = {sid for sid in moving if owners[id(self._runs[sid])] == 1 and self._runs[sid] is not None}
+        moved = self._make_room(moving, alone) if moving else {}
         packed = Packed(spans)
         bases = np.array([self._runs[sid].first for sid, _, _ in spans], dtype=np.int64)  # [B]
         slots = packed.positions + np.repeat(bases, packed.counts)  # [T]
         where = DenseRows(self._to_device(bases), tuple(bases.tolist()))
         return self._new_plan(packed, Placement(self._to_device(slots), where, moved))
 
-    def _make_room(self, moving: dict[int, int]) -> dict[int, Run | None]:
-        """Give each moving sequence its new run, rows copied; returns the old ones, which stay owned until commit."""
-        short = self._arena.missing(list(moving.values()))
+    def _make_room(self, moving: dict[int, int], alone: set[int]) -> dict[int, Run | None]:
+        """Give each moving sequence its new run; returns the old ones, which stay owned until commit. A run that one sequence has
+        `alone` grows where it is when the rows behind it are free, as realloc does; the others move, rows copied."""
+        grown = {sid: self._runs[sid] for sid, rows in moving.items() if sid in alone and self._grow(sid, rows)}
+        rest = {sid: rows for sid, rows in moving.items() if sid not in grown}
+        short = self._arena.missing(list(rest.values()))
         if not short:
-            return self._move(moving)
+            return grown | self._move(rest)
+        for sid, old in grown.items():
+            self._arena.give(old.first + old.rows, self._runs[sid].rows - old.rows)
+            self._runs[sid] = old
         if self.budget_bytes is not None:
             raise CacheFull(short * self._row_bytes, tuple(moving))
         return self._rebuild(moving)
+
+    def _grow(self, sid: int, rows: int) -> bool:
+        run = self._runs[sid]
+        if not self._arena.extend(run.first + run.rows, rows - run.rows):
+            return False
+        self._runs[sid] = Run(run.first, rows)
+        return True
 
     def _move(self, moving: dict[int, int]) -> dict[int, Run | None]:
         old = {sid: self._runs[sid] for sid in moving}

@@ -40,6 +40,14 @@ class Extents:
                 return first
         return None
 
+    def extend(self, stop: int, rows: int) -> bool:
+        """Hand out the `rows` rows from `stop` on if all of them are free; False, and no change, otherwise."""
+        for i, (first, run) in enumerate(self._free):
+            if first == stop and run >= rows:
+                self._free[i : i + 1] = [(first + rows, run - rows)] if run > rows else []
+                return True
+        return False
+
     def give(self, first: int, rows: int) -> None:
         """Hand a run back and merge it with its neighbours. ValueError when part of it is free already."""
         if any(first < f + r and f < first + rows for f, r in self._free):

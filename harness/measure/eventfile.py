@@ -111,7 +111,9 @@ def read_logs(folder: Path) -> list[tuple[str, EventLog]]:
         elif kind == "request":
             logs[-1][1].arrived(**row)
         elif kind == "step":
-            tokens = [TokenEvent(request, row["step"], phase, index, context, id_) for request, index, context, id_, phase in row.pop("tokens")]
+            tokens = [
+                TokenEvent(request, row["step"], phase, index, context, id_) for request, index, context, id_, phase in row.pop("tokens")
+            ]
             logs[-1][1].stepped(StepEvent(**row), tokens)
         elif kind == "end":
             logs[-1][1].ended(**row)

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.report", description="Compare the records of earlier runs.")
     parser.add_argument("folder", help="where the runs wrote their records, for example results/runs")
     parser.add_argument("--markdown", action="store_true", help="print Markdown instead of console tables")
-    parser.add_argument("--wandb", metavar="PROJECT", help="build a W&B report: saved there if it can be reached, and FOLDER/wandb-report.json")
+    parser.add_argument("--wandb", metavar="PROJECT", help="build a W&B report: FOLDER/wandb-report.json, and saved there if possible")
     parser.add_argument("--entity", help="whose W&B project it is (default: whoever is logged in)")
     options = parser.parse_args(arguments)
     try:

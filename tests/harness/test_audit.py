@@ -25,7 +25,9 @@ def run(command, launch_folder):
 
 
 @pytest.mark.parametrize("strategy", ["paged", "contiguous_growth", "paged_prefix"])
-@pytest.mark.parametrize("workload", [("workload=fork", "workload.samples=3"), ("workload=shared_prefix", "workload.prefix_tokens=32", "workload.batch=2")])
+@pytest.mark.parametrize(
+    "workload", [("workload=fork", "workload.samples=3"), ("workload=shared_prefix", "workload.prefix_tokens=32", "workload.batch=2")]
+)
 def test_sharing_changes_no_verdict_on_the_bill(run, strategy, workload):
     record = run(f"strategy={strategy}", *workload)
     assert record["status"] == "ok"

@@ -70,7 +70,14 @@ def test_choosing_nothing_is_refused(value):
 def test_a_sweep_agents_values_keep_their_types():
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    rendered = ["seed=3", "workload.temperature=0.0001", "data.path=a b.txt", "workload.ignore_eos=True", "list=[1, 2]", "model.source=1e-4"]
+    rendered = [
+        "seed=3",
+        "workload.temperature=0.0001",
+        "data.path=a b.txt",
+        "workload.ignore_eos=True",
+        "list=[1, 2]",
+        "model.source=1e-4",
+    ]
     values = [parsed.value() for parsed in OverridesParser.create().parse_overrides(hydra_arguments(rendered, TEXT))]
     assert values == [3, 1e-4, "a b.txt", True, [1, 2], "1e-4"]
 

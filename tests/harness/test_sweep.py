@@ -55,7 +55,7 @@ def test_a_single_run_is_never_skipped(command, launch_folder):
 def test_another_text_is_another_point(command, launch_folder):
     text = launch_folder / "text.txt"
     text.write_text("one word after another " * 200)
-    sweep = ("-m", "strategy=none,", "data=text", "data.path=text.txt", *tiny.RUN)
+    sweep = ("-m", "strategy=none", "data=text", "data.path=text.txt", *tiny.RUN)
     assert command(*sweep).code == 0
     text.write_text("another word after one " * 200)
     assert "skipped" not in command(*sweep).err
@@ -142,32 +142,33 @@ def test_time_left_is_that_of_the_points_that_really_ran():
     assert said[1] == "\npoint 2 of 4, at most about 6 min left: second"
 
 
-def hold(folder: str, ready, go) -> None:
+def hold(folder: str, connection) -> None:
     with claimed(folder, "p") as ours:
-        ready.put(ours)
-        go.wait()
+        connection.send(ours)
+        connection.recv()
 
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process that is at point p."""
+    """Another process that is at point p until it is sent a word."""
     spawn = multiprocessing.get_context("spawn")
-    ready, go = spawn.Queue(), spawn.Event()
-    process = spawn.Process(target=hold, args=(str(tmp_path), ready, go))
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=hold, args=(str(tmp_path), there))
     process.start()
-    assert ready.get(timeout=60)
-    yield process, go
-    go.set()
+    assert here.poll(120)
+    assert here.recv()
+    yield process, here
+    process.kill()
     process.join()
 
 
 def test_a_point_somebody_is_at_is_left_alone_until_they_are_done(holder, tmp_path):
-    process, go = holder
+    process, connection = holder
     with claimed(tmp_path, "p") as ours:
         assert not ours
     with claimed(tmp_path, "another") as ours:
         assert ours
-    go.set()
+    connection.send("go")
     process.join()
     for _ in range(2):
         with claimed(tmp_path, "p") as ours:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from harness.conformance.poison import PoisonOps
@@ -83,20 +84,24 @@ class Driver:
 
     def run(self, plan: Plan, news: Mapping[int, Sequence[int]], layers: int | None = None) -> None:
         """Attend through the first `layers` layers (all when None) and compare with the mean of what each query may see."""
-        logs = {sid: [*self.logs[sid], *news[sid]] for sid in news}
-        fed = [(sid, at) for sid, start, stop in plan.spans for at in range(start, stop)]
+        values = {
+            sid: np.array([self.value(token, at) for at, token in enumerate([*self.logs[sid], *news[sid]])]) for sid in news
+        }  # [n, D]
+        rows = torch.from_numpy(np.concatenate([values[sid][start:stop] for sid, start, stop in plan.spans]))  # [T, D]
         geometry = self.cache.geometry
         for layer in range(len(geometry.layers) if layers is None else layers):
             heads = geometry.layers[layer].kv_heads
-            rows = torch.tensor([self.value(logs[sid][at], at) for sid, at in fed], dtype=self.cache.dtype)  # [T, D]
-            v = rows[:, None, :].repeat(1, heads, 1)
-            q = torch.ones(len(fed), geometry.query_heads, HEAD_DIM, dtype=self.cache.dtype)
-            out = self.cache.attend(layer, q, torch.zeros_like(v), v, plan)
-            mask = self.cache.mask(layer)
-            for row, (sid, at) in zip(out, fed, strict=True):
-                seen = [j for j in range(at + 1) if mask.window is None or at - j < mask.window or j < mask.sinks]
-                want = torch.tensor([self.value(logs[sid][j], j) for j in seen], dtype=torch.float64).mean(0)
-                assert torch.allclose(row.double(), want.expand_as(row), rtol=1e-9, atol=1e-9), f"layer {layer}, sequence {sid}, query {at}"
+            v = rows[:, None, :].repeat(1, heads, 1).to(self.cache.dtype)
+            q = torch.ones(len(rows), geometry.query_heads, HEAD_DIM, dtype=self.cache.dtype)
+            out = self.cache.attend(layer, q, torch.zeros_like(v), v, plan).numpy()
+            mask, at = self.cache.mask(layer), 0
+            for sid, start, stop in plan.spans:
+                i, j = np.arange(start, stop)[:, None], np.arange(stop)[None, :]
+                seen = (j <= i) & ((i - j < mask.window) | (j < mask.sinks) if mask.window is not None else True)  # [t, n]
+                want = seen @ values[sid] / seen.sum(1, keepdims=True)
+                got = out[at : at + stop - start]  # [t, Hq, D]
+                assert np.abs(got - want[:, None]).max() < 1e-9, f"layer {layer}, sequence {sid}, queries {start} to {stop - 1}"
+                at += stop - start
 
     def commit(self, plan: Plan, news: Mapping[int, Sequence[int]]) -> None:
         logs = {sid: [*self.logs[sid], *new] for sid, new in news.items()}

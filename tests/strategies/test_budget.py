@@ -24,7 +24,7 @@ def kivi(budget: int | None) -> Kivi:
 
 
 @pytest.mark.parametrize("make", [mixed, kivi])
-@pytest.mark.parametrize(("lengths", "chunk"), [([9] * 5, 9), ([60], 1), ([60], 60), ([3, 40, 17], 4), ([1] * 9, 1), ([31, 30], 5)])
+@pytest.mark.parametrize(("lengths", "chunk"), [([9] * 5, 9), ([40], 1), ([60], 60), ([3, 40, 17], 4), ([1] * 9, 1), ([31, 30], 5)])
 def test_sequences_that_are_predicted_to_fit_a_budget_fit_it(make, lengths, chunk):
     driver = Driver(make(make(None).bytes_for(lengths, chunk)), coarse_value)
     sids = [driver.open() for _ in lengths]
@@ -91,8 +91,7 @@ def test_aborted_plan_that_shifted_memory_leaves_rows_and_room():
         driver.step({sid: [7]})
 
 
-@pytest.mark.parametrize("prefix", [False, True])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("seed", "prefix"), [(0, False), (1, True)])
 def test_whatever_was_held_before_what_fits_the_budget_fits_the_cache(seed, prefix):
     rng = random.Random(seed)
     budget = mixed(None).bytes_for([24] * 3, 6)

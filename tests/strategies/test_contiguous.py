@@ -109,8 +109,7 @@ def test_addresses_stay_while_nothing_needs_to_move():
 
 def test_fork_takes_no_room_until_one_of_them_writes():
     driver = Driver(contiguous(rows=24))
-    parent = driver.start([1, 2, 3, 4, 5], expect=8)
-    room = driver.fits(8)
+    parent, room = driver.start([1, 2, 3, 4, 5], expect=8), driver.fits(8)
     children = [driver.fork(parent) for _ in range(5)]
     assert driver.fits(8) == room == 2
     driver.step({children[0]: [9]})
@@ -195,7 +194,7 @@ def test_full_plan_changes_nothing():
     c = driver.open(expect=12)
     with pytest.raises(CacheFull) as full:
         driver.plan({a: [1], c: [1], b: [2]})
-    assert full.value.short_bytes == (12 + 6 - 9) * ROW and set(full.value.sids) == {b, c}
+    assert full.value.short_bytes == (12 - 8) * ROW and set(full.value.sids) == {b, c}
     after = driver.cache.stats(), [(tensor.data_ptr(), bytes(tensor.numpy())) for tensor in driver.cache.tensors()]
     assert before == after and [driver.cache.held(sid) for sid in (a, b, c)] == [4, 5, 0]
     driver.look_at(a)

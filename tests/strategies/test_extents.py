@@ -94,3 +94,14 @@ def test_missing_is_zero_exactly_when_taking_in_that_order_succeeds(seed):
     for run in runs:
         arena.give(*run)
     assert arena.take(size) == 0
+
+
+def test_a_run_grows_only_over_rows_that_are_free_right_behind_it():
+    arena = Extents(10)
+    assert arena.take(4) == 0 and arena.take(2) == 4
+    assert not arena.extend(4, 1), "row 4 is taken"
+    assert not arena.extend(7, 1), "row 6 is free, so row 7 does not begin a run"
+    assert not arena.extend(6, 5), "only 4 rows are left"
+    assert arena.extend(6, 3) and arena.free == 1
+    arena.give(4, 2)
+    assert arena.extend(4, 2) and arena.free == 1

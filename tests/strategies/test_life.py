@@ -91,7 +91,7 @@ class Life:
 @pytest.mark.parametrize("name", MAKERS)
 def test_life_without_a_budget_loses_no_row(name, seed):
     life = Life(MAKERS[name](None), seed)
-    life.run(35)
+    life.run(25)
     life.driver.look()
     life.driver.close()
     assert life.driver.cache.stats().in_use_bytes == 0
@@ -102,7 +102,7 @@ def test_life_without_a_budget_loses_no_row(name, seed):
 def test_life_within_a_budget_loses_neither_rows_nor_room(name, seed):
     budget = MAKERS[name](None).bytes_for([16] * 5, 9)
     life = Life(MAKERS[name](budget), seed)
-    life.run(45)
+    life.run(30)
     life.driver.close()
     assert life.driver.cache.stats().in_use_bytes == 0
     for length in (2, 9, 16):

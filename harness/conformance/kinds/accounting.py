@@ -38,7 +38,7 @@ def live_bytes_follow_the_closed_formula(subject: Subject) -> None:
         world = World(subject, geometry, shadowed=False)
         for number, length in enumerate((1, 7, min(facts.reach + 3, 100))):
             world.start(tokens(length, number), 6)
-        want = sum(_row_bytes(world, layer) * _visible_rows(world, layer, len(log)) for log in world.logs.values() for layer in range(len(geometry.layers)))
+        want = sum(_live_bytes(world, layer, len(log)) for log in world.logs.values() for layer in range(len(geometry.layers)))
         got = world.cache.stats().live_bytes
         assert got == want, f"live_bytes is {got}, layers x heads x row bytes x visible tokens is {want}"
 
@@ -147,6 +147,18 @@ def _row_bytes(world: World, layer: int) -> int:
     if None in sizes:
         raise NotApplicable(f"codes rows as {cache.codec_k.name} and {cache.codec_v.name}, whose bytes this kit does not know")
     return shape.kv_heads * sum(sizes)
+
+
+def _live_bytes(world: World, layer: int, length: int) -> int:
+    """Bytes of the rows that the next query of a sequence of `length` tokens, or a later one, may read."""
+    cache, shape = world.raw, world.geometry.layers[layer]
+    if not cache.codec_k.name.startswith("kivi"):
+        return _row_bytes(world, layer) * _visible_rows(world, layer, length)
+    aged, codes = cache.aged(length), -(-shape.head_dim * cache.bits // 8)
+    keys = aged * codes + aged // cache.group * shape.head_dim * 4  # a float16 scale and zero for each channel of a group
+    values = aged * (codes + -(-shape.head_dim // cache.value_group) * 4)
+    raw = (length - aged) * 2 * shape.head_dim * WIDTH[world.geometry.dtype]
+    return shape.kv_heads * (keys + values + raw)
 
 
 def _visible_rows(world: World, layer: int, length: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.conformance.promise import promise
+from harness.conformance.promise import NotApplicable, promise
 from harness.conformance.subject import Subject, stored
 from harness.conformance.world import World, budget_for, tokens
 from strategies.geometry import CannotRewind, Geometry
@@ -115,6 +115,8 @@ def rewinding_moves_no_memory(subject: Subject) -> None:
     facts = stored(subject, geometry)
     world = World(subject, geometry, budget_for(subject, geometry, 1, facts.reach + 8))
     before = [(tensor.data_ptr(), tensor.shape) for tensor in world.cache.tensors()]
+    if not before:
+        raise NotApplicable("reserves nothing before the first token")
     sid = world.start(tokens(facts.reach + 4), 8, expect=facts.reach + 8)
     world.truncate(sid, len(world.logs[sid]) - int(min(3, facts.rewind)))
     world.feed_on(sid, tokens(4, 1), 2)

@@ -116,6 +116,20 @@ def test_the_detectable_effect_is_detected_with_the_stated_power():
     assert 0.74 < found / 500 < 0.90
 
 
+def test_forty_comparisons_of_a_strategy_with_itself_rarely_differ_and_a_tenth_slower_is_always_seen():
+    def verdicts(effect, noise):
+        rng = random.Random(11)
+        found = []
+        for _ in range(40):
+            measured, reference = pairs(rng, 7, effect, noise)
+            twin = [value * math.exp(rng.gauss(0.0, noise)) for value in reference]
+            found.append(c.compare(measured, reference, c.LOWER, c.noise_floor(twin, reference)).verdict)
+        return found
+
+    assert 40 - verdicts(1.0, 0.05).count(c.INDISTINGUISHABLE) <= 5
+    assert verdicts(1.1, 0.01) == [c.SLOWER] * 40
+
+
 def test_a_comparison_says_what_it_could_have_found():
     rng = random.Random(5)
     noise = [math.exp(rng.gauss(0.0, 0.02)) for _ in range(10)]
@@ -169,6 +183,7 @@ def test_equal_samples_are_indistinguishable():
         "confidence": 0.95,
         "verdict": "indistinguishable",
         "noise_floor": None,
+        "detectable": 0.0,
     }
 
 

@@ -136,7 +136,9 @@ def test_a_server_that_will_not_have_it_is_no_loss(folder, tmp_path, monkeypatch
 
     monkeypatch.setattr(comparison, "obstacle", lambda: None)
     build = comparison.build
-    monkeypatch.setattr(comparison, "build", lambda records, project, entity: refuse() if entity is None else build(records, project, entity))
+    monkeypatch.setattr(
+        comparison, "build", lambda records, project, entity: refuse() if entity is None else build(records, project, entity)
+    )
     assert main([folder(record("paged")), "--wandb", "kvbench"]) == 0
     assert "the server did not take it (RuntimeError: no such project)" in capsys.readouterr().out
     assert (tmp_path / comparison.SPEC_NAME).is_file()

@@ -69,10 +69,20 @@ class Stub:
     def _CreateArtifact(self, variables: dict) -> dict:
         made = variables.get("input", variables)
         self.artifacts.append(made)
-        return {"createArtifact": {"artifact": {"id": f"a{len(self.artifacts)}", "state": "PENDING", "artifactSequence": {"id": "s", "latestArtifact": None}}}}
+        return {
+            "createArtifact": {
+                "artifact": {"id": f"a{len(self.artifacts)}", "state": "PENDING", "artifactSequence": {"id": "s", "latestArtifact": None}}
+            }
+        }
 
     def _CreateArtifactManifest(self, variables: dict) -> dict:
-        file = {"id": "f", "name": "manifest", "displayName": "m", "uploadUrl": f"{self.url}/put/manifest-{len(self.uploads)}", "uploadHeaders": []}
+        file = {
+            "id": "f",
+            "name": "manifest",
+            "displayName": "m",
+            "uploadUrl": f"{self.url}/put/manifest-{len(self.uploads)}",
+            "uploadHeaders": [],
+        }
         return {"createArtifactManifest": {"artifactManifest": {"id": "m", "file": file}}}
 
     def _CreateArtifactFiles(self, variables: dict) -> dict:
@@ -94,13 +104,20 @@ class Stub:
         return {"models": {"edges": [], "pageInfo": {"endCursor": None, "hasNextPage": False}}}
 
     def _CreateProject(self, variables: dict) -> dict:
-        return {"upsertModel": {"project": {"id": "p", "name": "kvbench", "entityName": ENTITY, "description": None, "access": None, "views": None}}}
+        return {
+            "upsertModel": {
+                "project": {"id": "p", "name": "kvbench", "entityName": ENTITY, "description": None, "access": None, "views": None}
+            }
+        }
 
     def _upsertView(self, variables: dict) -> dict:
         self.views.append(variables)
+        project = {"id": "p", "name": "kvbench", "entityName": ENTITY}
         user = {"name": ENTITY, "username": ENTITY}
-        view = {"id": "Vmlldzox", "type": "runs", "name": "v", "displayName": variables.get("displayName"), "description": ""}
-        return {"upsertView": {"view": {**view, "project": {"id": "p", "name": "kvbench", "entityName": ENTITY}, "spec": variables.get("spec"), "createdAt": "2026-01-01T00:00:00Z", "updatedAt": "2026-01-01T00:00:00Z", "user": user}, "inserted": True}}
+        times = dict.fromkeys(("createdAt", "updatedAt"), "2026-01-01T00:00:00Z")
+        names = {"id": "Vmlldzox", "type": "runs", "name": "v", "displayName": variables.get("displayName"), "description": ""}
+        view = {**names, **times, "project": project, "spec": variables.get("spec"), "user": user}
+        return {"upsertView": {"view": view, "inserted": True}}
 
     def stream(self, run: str, sent: dict) -> None:
         """One request of the file stream: new lines of history, the summary, the end."""

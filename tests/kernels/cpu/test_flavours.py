@@ -23,9 +23,9 @@ compiled_only = pytest.mark.skipif(not kernels.cpu.COMPILED, reason="needs the c
 def test_the_backend_says_which_kernels_it_has() -> None:
     ops = resolve("cpu")
     assert ops.name == "cpu"
-    assert ops.detail == kernels.cpu.FLAVOUR
+    assert ops.flavour == kernels.cpu.FLAVOUR
     assert kernels.cpu.FLAVOUR.startswith("compiled" if kernels.cpu.COMPILED else "torch")
-    assert resolve("reference").detail is None
+    assert resolve("reference").flavour is None
 
 
 def test_every_op_says_for_which_dtypes_it_is_compiled() -> None:
@@ -40,8 +40,8 @@ sys.modules["numba"] = None
 import torch
 from kernels.backend import resolve
 ops = resolve("cpu")
-assert ops.detail.startswith("torch ("), ops.detail
-assert "numba" in ops.detail and "kvbench[cpu]" in ops.detail, ops.detail
+assert ops.flavour.startswith("torch ("), ops.flavour
+assert "numba" in ops.flavour and "kvbench[cpu]" in ops.flavour, ops.flavour
 assert ops.gated(torch.ones(2, 8), "silu").shape == (2, 4)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
