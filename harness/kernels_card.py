@@ -70,12 +70,14 @@ def check(jobs: int) -> list[str]:
         raise UserError(f"there is no card at {CARD}: run python -m harness.kernels_card")
     card = json.loads(CARD.read_text())
     committed = {(entry["name"], entry["target"]): entry for entry in card["kernels"]}
-    same_compiler = card["triton"] == _triton_version()
-    problems = stale(committed, LISTED) if same_compiler else []
+    if card["triton"] != _triton_version():
+        raise UserError(
+            f"the committed card was made by triton {card['triton']} and this is {_triton_version()}: install that version, or make a new card"
+        )
+    problems = stale(committed, LISTED)
     fresh = measure(((spec, target) for spec in ordered(SAMPLE) for target in SHARED_LIMIT_BYTES), jobs)
     problems += [problem for entry in fresh for problem in entry["problems"]]
-    if same_compiler:
-        problems += [problem for entry in fresh for problem in grown(entry, committed.get((entry["name"], entry["target"])))]
+    problems += [problem for entry in fresh for problem in grown(entry, committed.get((entry["name"], entry["target"])))]
     print(f"{len(committed)} compiled forms on the card, {len(fresh)} compiled again, {len(problems)} problems")
     return problems
 

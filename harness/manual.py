@@ -23,9 +23,11 @@ Examples
   python -m harness +strategy=paged model=hf model.source=FOLDER_OR_HUB_ID data=wikitext2
   python -m harness -m '+strategy=glob(*)'                          every strategy, one after another
   python -m harness -m strategy=paged strategy.page_size=8,16,32    a sweep over a parameter
+  python -m harness sweep=strategies                                a sweep with a name; stopped, it goes on where it was
+  python -m harness experiment=forks_share_pages                    one of the claims, measured here
   python -m harness +strategy=mine --config-dir FOLDER              a file of your own, FOLDER/strategy/mine.yaml
   python -m harness +strategy=paged --cfg job                       show the configuration, run nothing
-  python -m harness.report results/runs                             all records as one table
+  python -m harness.report results/runs                             all records as one table (--markdown, --wandb PROJECT)
 """
 
 TAIL = """\
@@ -33,9 +35,10 @@ Keys, set with key=value (text needs no quotes beyond the shell's own)
   strategy.KEY  reference.KEY     parameters of the storage; a wrong one lists those that there are
   model.source  model.bos  data.path  workload.batch  workload.prompt_tokens  workload.new_tokens
   quality.context  quality.windows  quality.chunk  measure.pairs  measure.seconds  measure.threads
-  seed  backend  device  dtype  budget_bytes  results_dir
+  seed  backend  device  dtype  budget_bytes  results_dir  force  tracking.group
 
-In a sweep, a key that one of the strategies does not have refuses that strategy's points, and the others run.
+In a sweep, a key that one of the strategies does not have refuses that strategy's points, and the others run. Points that are
+finished are skipped (force=true repeats them); two sweeps into one results_dir share the points; a table ends it.
 Exit code: 0 all right; 1 a run failed or gave a wrong answer; 2 refused before the start, nothing written; 130 interrupted.
 strategy.storage=module:Class imports that module and so runs its code: name only code that you trust.
 Sweepers, launchers, shell completion: --hydra-help

@@ -134,6 +134,15 @@ class Ops:
         self.calls["gated"] += 1
         return self._module.gated(gate_up, activation)
 
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [T, K] times weight [N, K] transposed, plus bias [N] -> [T, N]. torch's product, unless the backend has one of its own."""
+        product = getattr(self._module, "linear", None)
+        if product is None:
+            return torch.nn.functional.linear(x, weight, bias)
+        _same("x", x.shape[-1], "the weight's columns", weight.shape[1])
+        self.calls["linear"] += 1
+        return product(x, weight, bias)
+
 
 def _same(name: str, got: object, other: str, want: object) -> None:
     if got != want:

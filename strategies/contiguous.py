@@ -153,7 +153,8 @@ class Contiguous(KVCache):
     def _make_room(self, moving: dict[int, int], alone: set[int]) -> dict[int, Run | None]:
         """Give each moving sequence its new run; returns the old ones, which stay owned until commit. A run that one sequence has
         `alone` grows where it is when the rows behind it are free, as realloc does; the others move, rows copied."""
-        grown = {sid: self._runs[sid] for sid, rows in moving.items() if sid in alone and self._grow(sid, rows)}
+        before = {sid: self._runs[sid] for sid in alone}
+        grown = {sid: before[sid] for sid in alone if self._grow(sid, moving[sid])}
         rest = {sid: rows for sid, rows in moving.items() if sid not in grown}
         short = self._arena.missing(list(rest.values()))
         if not short:

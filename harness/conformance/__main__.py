@@ -23,7 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         unknown = [kind for kind in options.kinds if kind not in KINDS]
         if unknown or options.examples < 1:
-            raise UserError(f"--kinds takes letters of {''.join(KINDS)} and --examples 1 or more; got {options.kinds!r} and {options.examples}")
+            raise UserError(
+                f"--kinds takes letters of {''.join(KINDS)} and --examples 1 or more; got {options.kinds!r} and {options.examples}"
+            )
         subject = open_door(options.strategy, options.backend, options.seed, options.examples, options.config_dir)
         console = Console()
         return 0 if show(subject, check(subject, options.kinds or list(KINDS), console), console) else 1
@@ -34,7 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m harness.conformance", description="Check a KV-cache strategy against the contract.")
-    parser.add_argument("strategy", help="a name in conf/strategy, or module:Class for a cache of your own (its module is imported, and so run)")
+    parser.add_argument(
+        "strategy", help="a name in conf/strategy, or module:Class for a cache of your own (its module is imported, and so run)"
+    )
     parser.add_argument("--backend", default="auto", help="kernels: auto, reference, cpu or triton (default: auto)")
     parser.add_argument("--seed", type=int, default=0, help="of rows and random lives (default: 0)")
     parser.add_argument("--examples", type=int, default=30, help="random lives of each sort (default: 30)")

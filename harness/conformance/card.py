@@ -33,7 +33,13 @@ def card(subject: Subject, outcomes: Sequence[Outcome]) -> Table:
     """Passed, failed and not applicable by kind."""
     title = f"conformance of {subject.name}: kernels {subject.ops.name}, seed {subject.seed}, {subject.examples} random lives of each sort"
     table = Table(title=title, title_justify="left")
-    for column, justify in (("kind", "left"), ("what may go wrong", "left"), ("passed", "right"), ("failed", "right"), ("not applicable", "left")):
+    for column, justify in (
+        ("kind", "left"),
+        ("what may go wrong", "left"),
+        ("passed", "right"),
+        ("failed", "right"),
+        ("not applicable", "left"),
+    ):
         table.add_column(column, justify=justify)
     for kind, meaning in KINDS.items():
         own = [outcome for outcome in outcomes if outcome.promise.kind == kind]
@@ -48,7 +54,7 @@ def card(subject: Subject, outcomes: Sequence[Outcome]) -> Table:
 
 
 def show(subject: Subject, outcomes: Sequence[Outcome], console: Console) -> bool:
-    """Print the card and every failure; True when nothing failed."""
+    """Print the card and every failure; True when something was checked and nothing failed."""
     console.print(card(subject, outcomes))
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
@@ -58,4 +64,4 @@ def show(subject: Subject, outcomes: Sequence[Outcome], console: Console) -> boo
         console.print(f"  found: {outcome.why}", markup=False, highlight=False)
     passed = sum(outcome.status == "passed" for outcome in outcomes)
     console.print(f"{passed} passed, {len(failed)} failed, {len(outcomes) - passed - len(failed)} not applicable", highlight=False)
-    return not failed
+    return passed > 0 and not failed

@@ -64,7 +64,9 @@ CASES: dict[str, Case] = {
     "Q07": Case("ggml-org/llama.cpp#4425", "head_dim is not a multiple of the group"),
     "Q09": Case("huggingface/transformers#35185", "a prompt is coded in one shot, residual or not"),
     "Q11": Case("ikawrakow/ik_llama.cpp#1592", "keys are used as values in some layers"),
-    "Q12": Case("ahb-sjsu/turboquant-pro#98", "reconstruction error says nothing about attention", MEASURE + " (KL and top-1 are the gate)"),
+    "Q12": Case(
+        "ahb-sjsu/turboquant-pro#98", "reconstruction error says nothing about attention", MEASURE + " (KL and top-1 are the gate)"
+    ),
     "Q13": Case("SqueezeAILab/KVQuant#2", "a clamped zero point loses channels far from zero"),
     "A01": Case("vllm-project/vllm#35541", "a request that can never fit waits and blocks the rest", SCHEDULER),
     "A02": Case("vllm-project/vllm#42571", "one page is freed twice and then owned twice"),

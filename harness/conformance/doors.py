@@ -36,6 +36,10 @@ def open_door(name: str, backend: str = "auto", seed: int = 0, examples: int = 3
         ops = resolve(backend, "cpu")
     except (BackendUnavailable, ValueError) as error:
         raise UserError(str(error)) from error
+    try:
+        settings.storage_class(geometry(windows=(None, None)), None, ops, **parameters)
+    except Refused as refusal:
+        raise UserError(f"strategy {name!r} is refused: {refusal}") from refusal
     small = _smaller(settings, parameters, ops)
     return Subject(
         name=name,

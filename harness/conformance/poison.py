@@ -45,7 +45,15 @@ class PoisonOps(Ops):
             assert torch.equal(old, new), f"writing rows {names} changed rows outside them"
 
     def attend_dense(
-        self, q: torch.Tensor, keys: RowStore, values: RowStore, where: DenseRows, batch: Batch, mask: Mask, scale: float, softcap: float | None
+        self,
+        q: torch.Tensor,
+        keys: RowStore,
+        values: RowStore,
+        where: DenseRows,
+        batch: Batch,
+        mask: Mask,
+        scale: float,
+        softcap: float | None,
     ) -> torch.Tensor:
         assert where.bases.tolist() == list(where.host), f"bases on the device {where.bases.tolist()} and on the host {where.host} differ"
         readable = _readable(batch, mask, lambda span, positions: where.host[span] + positions)
@@ -53,7 +61,15 @@ class PoisonOps(Ops):
             return super().attend_dense(q, keys, values, where, batch, mask, scale, softcap)
 
     def attend_paged(
-        self, q: torch.Tensor, keys: RowStore, values: RowStore, where: PagedRows, batch: Batch, mask: Mask, scale: float, softcap: float | None
+        self,
+        q: torch.Tensor,
+        keys: RowStore,
+        values: RowStore,
+        where: PagedRows,
+        batch: Batch,
+        mask: Mask,
+        scale: float,
+        softcap: float | None,
     ) -> torch.Tensor:
         pages, size = where.pages.cpu().numpy().astype(np.int64), where.page_size
         readable = _readable(batch, mask, lambda span, positions: pages[span][positions // size] * size + positions % size)
@@ -101,4 +117,3 @@ def _readable(batch: Batch, mask: Mask, slots_of: Callable[[int, np.ndarray], np
         seen = visible(np.arange(start, stop), np.arange(stop), mask.window, mask.sinks).any(0)
         slots.update(slots_of(span, np.nonzero(seen)[0]).tolist())
     return slots
-

@@ -51,7 +51,9 @@ class RandomFeed:
         parts = []
         for role, heads in enumerate((self.geometry.query_heads, shape.kv_heads, shape.kv_heads)):
             width = (heads, shape.head_dim)
-            by_token, by_prefix, by_position = (self._table(layer, role, kind, count, width) for kind, count in enumerate((VOCABULARY, PREFIXES, 64)))
+            by_token, by_prefix, by_position = (
+                self._table(layer, role, kind, count, width) for kind, count in enumerate((VOCABULARY, PREFIXES, 64))
+            )
             rows = by_token[ids[start:]] + by_prefix[hashes[start:]] + by_position[np.arange(start, stop) % 64]
             parts.append(rows * (self.spread / 3**0.5) + (self.offset if role else 0.0))
         return parts[0], parts[1], parts[2]

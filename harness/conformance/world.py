@@ -86,7 +86,9 @@ class World:
         outputs: Outputs = {sid: [] for sid in news}
         for layer in range(len(self.geometry.layers) if layers is None else layers):
             out = self.cache.attend(layer, *self.packed(layer, plan, news), plan).to(torch.float64).numpy()
-            assert out.shape == (int(plan.cu_seqlens[-1]), self.geometry.query_heads, self.geometry.layers[layer].head_dim), f"output of shape {out.shape}"
+            assert out.shape == (int(plan.cu_seqlens[-1]), self.geometry.query_heads, self.geometry.layers[layer].head_dim), (
+                f"output of shape {out.shape}"
+            )
             for (sid, _, _), end in zip(plan.spans, plan.cu_seqlens.tolist()[1:], strict=True):
                 outputs[sid].append(out[end - len(news[sid]) : end])
         self.check()

@@ -69,7 +69,7 @@ def verify(
 
 
 class _Script:
-    STEPS = 17
+    LATER = 9  # steps after the prefill
 
     def __init__(
         self,
@@ -83,10 +83,13 @@ class _Script:
         self.logs: dict[int, list[int]] = {}
         self.cursor = 0
         self.done = 0
+        self.total = 0
 
     def run(self, length: int) -> None:
+        chunks = _uneven(length)
+        self.total = len(chunks) + self.LATER
         first = self._open(length + EXTRA)
-        for chunk in _uneven(length):
+        for chunk in chunks:
             self._feed({first: chunk})
         self._feed({first: 1})
         self._feed({first: 1})
@@ -119,7 +122,7 @@ class _Script:
             self.logs = logs
         self.done += 1
         if self.progress is not None:
-            self.progress(self.done, self.STEPS)
+            self.progress(self.done, self.total)
 
     def _take(self, count: int) -> list[int]:
         """The next tokens of the stream; it starts over at its end."""

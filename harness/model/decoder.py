@@ -6,7 +6,7 @@ It does not know which strategy holds K and V, whether a step is a prefill or a 
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from harness.model.architecture import Architecture
 from harness.model.rope import RopeTable
@@ -65,7 +65,7 @@ class Decoder:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         a, ops = self.architecture, self.ops
         x, residual = ops.rms_norm(x, layer.input_norm, a.norm_eps, residual)
-        qkv = linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, a.head_dim)  # [T, Hq + 2 Hkv, D]
+        qkv = ops.linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, a.head_dim)  # [T, Hq + 2 Hkv, D]
         q, k = self._rotated(layer, qkv, rotation, cache.keys == "rotated")
         v = qkv[:, a.query_heads + a.kv_heads :]
         o = cache.attend(index, q, k, v, plan)  # [T, Hq, D]
@@ -91,18 +91,18 @@ class Decoder:
 
     def _mlp(self, layer: LayerWeights, o: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         a, ops = self.architecture, self.ops
-        x = linear(o, layer.output, layer.output_bias)
+        x = ops.linear(o, layer.output, layer.output_bias)
         if layer.post_attention_norm is not None:
             x, _ = ops.rms_norm(x, layer.post_attention_norm, a.norm_eps, None)
         x, residual = ops.rms_norm(x, layer.mlp_norm, a.norm_eps, residual)
-        x = ops.gated(linear(x, layer.gate_up, layer.gate_up_bias), a.activation)  # [T, F]
-        x = linear(x, layer.down, layer.down_bias)
+        x = ops.gated(ops.linear(x, layer.gate_up, layer.gate_up_bias), a.activation)  # [T, F]
+        x = ops.linear(x, layer.down, layer.down_bias)
         if layer.post_mlp_norm is not None:
             x, _ = ops.rms_norm(x, layer.post_mlp_norm, a.norm_eps, None)
         return x, residual
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        logits = linear(x, self.weights.head)  # [R, V]
+        logits = self.ops.linear(x, self.weights.head, None)  # [R, V]
         logits = logits if self.dtype == torch.float64 else logits.float()
         cap = self.architecture.final_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)

@@ -13,7 +13,7 @@ from kernels.reference import move_rows, new_rows, read_rows
 from kernels.rows import Batch, DenseRows, Mask, PagedRows, RowStore
 
 try:
-    from kernels.cpu import native, native_rows, team
+    from kernels.cpu import native, native_linear, native_rows, team
     from kernels.cpu.emit import LANES, host_converts_float16
 
     COMPILED = host_converts_float16()
@@ -34,6 +34,7 @@ NATIVE = {
     "rope": _COMPUTED,
     "rms_norm": _COMPUTED,
     "gated": _COMPUTED,
+    "linear": frozenset(native_linear.COMPILED_DTYPES) if COMPILED else frozenset(),
 }
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "attend_paged",
     "copy_pages",
     "gated",
+    "linear",
     "move_rows",
     "new_rows",
     "read_rows",
@@ -95,3 +97,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
 def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     ops = native_rows if gate_up.dtype in _COMPUTED else plain
     return ops.gated(gate_up, activation)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    ops = native_linear if x.dtype in NATIVE["linear"] else torch.nn.functional
+    return ops.linear(x, weight, bias)

@@ -115,7 +115,7 @@ def _attend(q, kv_heads, count, keys, values, where, batch: Batch, mask: Mask, s
 def _tasks(batch: Batch, mask: Mask, threads: int, heads: int, kv_heads: int, dim: int) -> tuple[Tasks, Tasks]:
     """The step's tasks; every layer of a step asks for the same ones, so the latest are kept."""
     wanted = (mask, threads, heads, kv_heads, dim % BLOCK == 0)
-    for known, made_for, tasks in _plans:
+    for known, made_for, tasks in tuple(_plans):
         if known is batch and made_for == wanted:
             return tasks
     tasks = plan_tasks(batch, mask, threads, kv_heads, chunk.tile_tokens(heads, kv_heads), dim % BLOCK == 0)

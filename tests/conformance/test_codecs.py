@@ -51,7 +51,9 @@ def test_errors_stay_within_half_a_step_of_the_rows_own_group(name):
         part, back = rows[..., at : at + size], read[..., at : at + size]
         step = np.abs(part).max(-1, keepdims=True) / levels
         inside = np.abs(part) < (levels - 1) * step  # q4_0 clips the far end of the side without m
-        assert (np.abs(part - back)[inside] <= (step * 0.5 * (1 + 2e-3) + step * levels * 2.0**-11).repeat(part.shape[-1], -1)[inside]).all()
+        assert (
+            np.abs(part - back)[inside] <= (step * 0.5 * (1 + 2e-3) + step * levels * 2.0**-11).repeat(part.shape[-1], -1)[inside]
+        ).all()
 
 
 def test_q4_0_takes_the_first_value_of_largest_magnitude_for_its_scale():

@@ -20,6 +20,16 @@ from harness.errors import UserError
 from kernels.backend import resolve
 from kernels.codec import codec_named
 from kernels.rows import Batch, DenseRows, Mask
+from strategies.contiguous import Contiguous
+from strategies.geometry import Refused
+
+
+class Refusing(Contiguous):
+    """Takes no model at all."""
+
+    def __init__(self, geometry, budget_bytes, backend):
+        raise Refused("not on a toy")
+
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,6 +56,7 @@ def test_a_failing_cache_is_told_of_in_full_and_exits_with_one(capsys):
         (["pagd"], "no strategy 'pagd': choose one of"),
         (["nowhere:Cache"], "nowhere"),
         (["strategies.paged:Pages"], "no class 'Pages'"),
+        (["tests.conformance.test_kit:Refusing"], "strategy 'tests.conformance.test_kit:Refusing' is refused: not on a toy"),
         (["paged", "--kinds", "Z"], "--kinds takes letters"),
         (["paged", "--examples", "0"], "--examples 1 or more"),
         (["paged", "--backend", "cuda"], "unknown backend 'cuda'"),
@@ -96,7 +107,7 @@ def test_an_exception_of_any_sort_is_a_failure_not_a_crash():
 
     subject = open_door("paged", "cpu")
     faulty = type(subject)("broken", broken)
-    assert {fare(one, faulty).status for one in promises() if one.kind == "B"} == {"failed"}
+    assert {fare(one, faulty).status for one in promises() if one.kind == "D"} == {"failed"}
 
 
 def test_the_rule_as_a_set():
@@ -143,7 +154,9 @@ class TestPoison:
         assert torch.equal(out, torch.ones(1, 1, 4).double())
         assert torch.equal(store.codes.nan_to_num(-1), before.nan_to_num(-1))
 
-    @pytest.mark.parametrize(("slots", "sentence"), [([1, 1], "writes a row twice"), ([-1, 2], "leave the store"), ([3, 12], "leave the store")])
+    @pytest.mark.parametrize(
+        ("slots", "sentence"), [([1, 1], "writes a row twice"), ([-1, 2], "leave the store"), ([3, 12], "leave the store")]
+    )
     def test_slots_that_make_no_sense_are_caught(self, slots, sentence):
         ops = PoisonOps(resolve("reference"))
         with pytest.raises(AssertionError, match=sentence):

@@ -19,7 +19,9 @@ def _inputs(dtype: str, tokens: int, heads: tuple[int, int], head_dim: int, spre
     return [torch.from_numpy(rng.normal(size=shape) * spread).to(getattr(torch, dtype)) for shape in shapes]
 
 
-def _rule(tokens: int, start: int = 0, window: int | None = None, sinks: int = 0, scale: float = 0.25, softcap: float | None = None) -> Rule:
+def _rule(
+    tokens: int, start: int = 0, window: int | None = None, sinks: int = 0, scale: float = 0.25, softcap: float | None = None
+) -> Rule:
     return Rule(start, start + 1 + np.arange(tokens - start), window, sinks, scale, softcap)
 
 

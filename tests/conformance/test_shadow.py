@@ -43,7 +43,9 @@ class OnlyClaims(Paged):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("make", [NoCache, Contiguous, Paged, lambda *a: Paged(*a, page_size=4, window=9, slack=3, codec_k="q8_0", codec_v="q4_0")])
+@pytest.mark.parametrize(
+    "make", [NoCache, Contiguous, Paged, lambda *a: Paged(*a, page_size=4, window=9, slack=3, codec_k="q8_0", codec_v="q4_0")]
+)
 def test_right_caches_pass(make, dtype):
     result = _verify(make, geometry((6, 3), 16, WINDOWED, dtype, 512))
     assert result.ok, result.problem
@@ -82,7 +84,9 @@ def test_a_wrong_answer_is_placed():
 def test_the_strategys_own_output_is_passed_on():
     shape = geometry((6, 3), 16, WINDOWED, "float32", 64)
     decoder, prompt = ToyDecoder(shape), [3, 1, 4, 1, 5]
-    assert greedy(decoder, ShadowCache(OneKeyShort(shape, None, OPS)), prompt, 40) == greedy(decoder, OneKeyShort(shape, None, OPS), prompt, 40)
+    assert greedy(decoder, ShadowCache(OneKeyShort(shape, None, OPS)), prompt, 40) == greedy(
+        decoder, OneKeyShort(shape, None, OPS), prompt, 40
+    )
 
 
 def test_not_a_number_is_never_within_a_bound():

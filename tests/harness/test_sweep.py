@@ -21,6 +21,7 @@ from harness.sweep import Sweep, expanded
 from tests.harness import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
+TRACKED = (*(argument for argument in tiny.RUN if not argument.startswith("tracking=")), "tracking=offline")
 
 
 def records(folder: Path) -> dict[str, dict]:
@@ -251,7 +252,7 @@ def test_runs_in_one_process_reach_wandb_apart_and_the_crashed_one_is_marked(com
         return quality(strategy, *rest)
 
     monkeypatch.setattr(phases, "quality", fail)
-    assert command("-m", "strategy=paged,none,contiguous", *tiny.RUN, "tracking=offline").code == 1
+    assert command("-m", "strategy=paged,none,contiguous", *TRACKED).code == 1
     told = [read_back(folder) for folder in sorted((launch_folder / "results" / "runs").glob("2*"))]
     assert [one["config"]["strategy"]["name"] for one in told] == ["paged", "none", "contiguous"]
     assert [len([row for row in one["history"] if "step_s" in row]) for one in told] == [4, 4, 4]
@@ -259,7 +260,7 @@ def test_runs_in_one_process_reach_wandb_apart_and_the_crashed_one_is_marked(com
     assert len({one["run"].run_group for one in told}) == 1
     paged = told[0]
     assert [(row["context"], row["batch"]) for row in paged["history"] if "itl_s" in row] == [(21, 1), (22, 1), (23, 1)]
-    assert any("itl_s_histogram" in row for row in paged["history"])
+    assert any(key.startswith("itl_s_histogram") for row in paged["history"] for key in row)
     assert {kind for kind, _ in paged["artifacts"]} == {"run_table", "record"}
     assert paged["summary"]["metrics"]["kv_bytes_per_token"] == 512
     assert set(paged["run"].tags) == {"paged", "random-llama", "steady"}
@@ -271,7 +272,7 @@ def test_results_lie_in_the_runs_own_folders_wherever_the_command_is_typed(comma
     for folder, arguments in ((launch_folder, ["strategy=none"]), (other, ["-m", "strategy=none,contiguous"])):
         (folder / "text.txt").write_text("a relative path counts from where the command is typed " * 100)
         monkeypatch.chdir(folder)
-        assert command(*arguments, *tiny.RUN, "data=text", "data.path=text.txt", "tracking=offline").code == 0
+        assert command(*arguments, *TRACKED, "data=text", "data.path=text.txt").code == 0
         assert {path.name for path in folder.iterdir()} == {"text.txt", "results"}
         runs = list((folder / "results" / "runs").iterdir())
         assert len(runs) == len(arguments)

@@ -91,6 +91,17 @@ def test_norm_weights_must_fit(ops: Ops) -> None:
         ops.rms_norm(torch.zeros(2, 8), torch.zeros(6), 1e-5, None)
 
 
+def test_a_product_is_torchs_own_unless_the_backend_has_one(ops: Ops) -> None:
+    x, weight = torch.ones(2, 32), torch.ones(3, 32)
+    assert torch.equal(ops.linear(x, weight, None), torch.full((2, 3), 32.0))
+    assert not ops.calls
+    cpu = resolve("cpu")
+    assert torch.equal(cpu.linear(x, weight, torch.ones(3)), torch.full((2, 3), 33.0))
+    assert dict(cpu.calls) == {"linear": 1}
+    with pytest.raises(ValueError, match="x 32 does not match the weight's columns 16"):
+        cpu.linear(x, torch.ones(3, 16), None)
+
+
 def test_an_unknown_activation_lists_the_known_ones(ops: Ops) -> None:
     with pytest.raises(ValueError, match="unknown activation 'relu': choose one of silu, gelu_tanh"):
         ops.gated(torch.zeros(2, 8), "relu")

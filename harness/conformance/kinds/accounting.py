@@ -125,7 +125,9 @@ def admission_by_prediction_is_kept(subject: Subject) -> None:
             for at in range(0, length, chunk):
                 world.step({sid: tokens(length, lane)[at : at + chunk] for lane, sid in enumerate(sids)})
         except CacheFull as full:
-            raise AssertionError(f"{count} sequences of {length} tokens fed {chunk} at a time were predicted to fit {budget} bytes: {full}") from full
+            raise AssertionError(
+                f"{count} sequences of {length} tokens fed {chunk} at a time were predicted to fit {budget} bytes: {full}"
+            ) from full
 
 
 @promise("C", "C08")

@@ -81,7 +81,9 @@ def query_heads_map_to_their_own_kv_head(subject: Subject) -> None:
         out = world.feed_on(world.open(expect=6), tokens(6), 4)[0]
         group = geometry.query_heads // geometry.layers[0].kv_heads
         want = np.arange(geometry.query_heads) // group
-        assert np.abs(out - want[None, :, None]).max() < 0.1, f"heads {heads}: query heads read KV heads {np.rint(out[0, :, 0]).astype(int).tolist()}"
+        assert np.abs(out - want[None, :, None]).max() < 0.1, (
+            f"heads {heads}: query heads read KV heads {np.rint(out[0, :, 0]).astype(int).tolist()}"
+        )
 
 
 @promise("X", "X05", "X08")

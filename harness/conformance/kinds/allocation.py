@@ -71,7 +71,9 @@ def full_plan_changes_nothing(subject: Subject) -> None:
         want, got = _step_or_full(quiet, news), _step_or_full(asked, news)
         assert (want is None) == (got is None), "a refused plan changed what fits"
         if want is not None:
-            assert all(np.array_equal(a, b) for sid in want for a, b in zip(want[sid], got[sid], strict=True)), "a refused plan changed an answer"
+            assert all(np.array_equal(a, b) for sid in want for a, b in zip(want[sid], got[sid], strict=True)), (
+                "a refused plan changed an answer"
+            )
     for world in (asked, quiet):
         world.close_all()
     assert asked.capacity(_unit(subject)) == quiet.capacity(_unit(subject)), "a refused plan cost capacity"

@@ -148,7 +148,9 @@ class _NanFeed:
 
 def _life(world: World) -> list[np.ndarray]:
     first, second = world.open(expect=20), world.open(expect=9)
-    outputs = [out for news in ({first: tokens(7)}, {first: [1], second: tokens(5, 1)}) for outs in world.step(news).values() for out in outs]
+    outputs = [
+        out for news in ({first: tokens(7)}, {first: [1], second: tokens(5, 1)}) for outs in world.step(news).values() for out in outs
+    ]
     child = world.fork(first)
     for step in range(6):
         news = {child: [step], second: [step], first: [step + 1]} if step < 4 else {first: [step]}

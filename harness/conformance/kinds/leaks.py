@@ -52,7 +52,9 @@ def emptied_sequence_is_like_new(subject: Subject) -> None:
     emptied, fresh = World(subject, geometry), World(subject, geometry)
     sid = emptied.start(tokens(5), expect=12)
     emptied.truncate(sid, 0)
-    _same_bits(emptied.feed_on(sid, tokens(3, 1)), fresh.feed_on(fresh.open(expect=12), tokens(3, 1)), "an emptied sequence differs from a new one")
+    _same_bits(
+        emptied.feed_on(sid, tokens(3, 1)), fresh.feed_on(fresh.open(expect=12), tokens(3, 1)), "an emptied sequence differs from a new one"
+    )
 
 
 @promise("L", "L13", "L04")
@@ -70,7 +72,13 @@ def closed_sequences_are_gone(subject: Subject) -> None:
     world = World(subject, subject.geometry())
     dead, alive = world.start(tokens(6)), world.start(tokens(5, 1))
     world.close(dead)
-    for call in (world.cache.held, world.cache.fork, world.cache.close, lambda sid: world.cache.truncate(sid, 1), lambda sid: world.cache.plan({sid: 9})):
+    for call in (
+        world.cache.held,
+        world.cache.fork,
+        world.cache.close,
+        lambda sid: world.cache.truncate(sid, 1),
+        lambda sid: world.cache.plan({sid: 9}),
+    ):
         try:
             call(dead)
         except KeyError:
@@ -120,7 +128,9 @@ def repeated_prompts_answer_alike_whatever_is_reused(subject: Subject) -> None:
             answers.append([layer[-1] for layer in (*first, *more)])
             world.close(sid)
         for answer in answers[1:]:
-            assert all(np.abs(a - b).max() < 1e-9 for a, b in zip(answers[0], answer, strict=True)), f"a prompt of {length} tokens answers differently when repeated"
+            assert all(np.abs(a - b).max() < 1e-9 for a, b in zip(answers[0], answer, strict=True)), (
+                f"a prompt of {length} tokens answers differently when repeated"
+            )
 
 
 @promise("L", "L08")

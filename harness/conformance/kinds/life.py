@@ -36,7 +36,9 @@ def _live(subject: Subject, budgeted: bool) -> None:
         import hypothesis
         from hypothesis import HealthCheck, settings, stateful
     except ImportError as error:
-        raise UserError("the random lives of the conformance kit need the hypothesis package: pip install 'kvbench[conformance]'") from error
+        raise UserError(
+            "the random lives of the conformance kit need the hypothesis package: pip install 'kvbench[conformance]'"
+        ) from error
     machine = _machine(subject, budgeted)
     quiet = settings(
         max_examples=subject.examples,

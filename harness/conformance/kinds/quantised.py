@@ -75,7 +75,9 @@ def codes_do_not_depend_on_how_tokens_were_fed(subject: Subject) -> None:
         sid = world.start(tokens(length), size)
         answers.append(world.feed_on(sid, [3]))
     for answer in answers[1:]:
-        assert all(np.abs(a - b).max() < 1e-9 for a, b in zip(answers[0], answer, strict=True)), "the way tokens were fed changes their codes"
+        assert all(np.abs(a - b).max() < 1e-9 for a, b in zip(answers[0], answer, strict=True)), (
+            "the way tokens were fed changes their codes"
+        )
 
 
 @promise("Q", "Q03", "Q13", "Q09")

@@ -17,12 +17,19 @@ import torch
 
 from harness.conformance.codecs import RoundTrip
 from kernels.api import Ops
-from kernels.codec import Codec
 from kernels.reference import attend_one, compute_dtype
 from strategies.base import History, KVCache, Packed, Plan, live_union
 from strategies.geometry import CacheFull, Geometry, Refused, Stats
 
-HALF = Codec("half", 16, None, 0)
+
+@dataclass(frozen=True)
+class Format:
+    """The name that records show for how rows are kept."""
+
+    name: str
+
+
+HALF = Format("half")
 # How the format reads back, in NumPy, so that the kit can tell a right answer from a wrong one.
 ROUND_TRIPS = {"half": RoundTrip(lambda rows, dtype: rows.astype(np.float32).astype(np.float16).astype(np.float64))}
 
@@ -88,7 +95,10 @@ class Concat(KVCache):
         return [tensor for rows in distinct for pair in rows.layers for tensor in pair]
 
     def _opened(self, sid: int, history: History, prompt: Sequence[int], expect: int | None) -> None:
-        empty = [torch.empty(0, shape.kv_heads, shape.head_dim, dtype=torch.float16, device=self.geometry.device) for shape in self.geometry.layers]
+        empty = [
+            torch.empty(0, shape.kv_heads, shape.head_dim, dtype=torch.float16, device=self.geometry.device)
+            for shape in self.geometry.layers
+        ]
         self._rows[sid] = Rows(0, tuple((rows, rows) for rows in empty))
         self._histories[sid] = history
 

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,9 @@ def test_what_is_compiled_is_what_the_other_ops_launch(ops, compiled_form):
 
 def test_the_committed_card_holds():
     """Every listed form is on the card, made from this source; a covering sample compiled now breaks no rule and has not grown."""
+    made_by = json.loads(kernels_card.CARD.read_text())["triton"]
+    if version("triton") != made_by:
+        pytest.skip(f"the card was made by triton {made_by} and this is {version('triton')}: figures of two compilers do not compare")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "harness.kernels_card", "--check"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
