@@ -68,10 +68,34 @@ def survey(sides: list[Contender], reference: Contender, tokens: list[int], ques
     return [_row(side, summary(score, None, read, None, protocol, len(windows)).as_dict(), question) for side, score, read in found]
 
 
-def _row(side: Contender, quality: dict[str, Any], question: Question) -> dict[str, Any]:
+def same_rows(side: Contender) -> tuple[Any, ...]:
+    """What decides the answers: which rows a query sees and what it reads of them. Where they lie does not."""
+    cache = side.unbounded_cache()
+    masks = tuple(cache.mask(layer) for layer in range(len(cache.geometry.layers)))
+    aged = tuple(cache.aged(position) for position in range(cache.geometry.context))
+    return cache.codec_k.name, cache.codec_v.name, masks, aged, side.model.architecture.kv_heads, side.model.heads_label
+
+
+def survey_shared(
+    sides: list[Contender], reference: Contender, tokens: list[int], question: Question, console: Console
+) -> list[dict[str, Any]]:
+    """`survey` with one strategy of each set that stores and reads the same rows; the others' quality is that one's, and says so."""
+    keys = [same_rows(side) for side in sides]
+    first = {key: side for key, side in reversed(list(zip(keys, sides, strict=True)))}
+    measured = list(dict.fromkeys(first[key] for key in keys))
+    rows = {side.settings.name: row for side, row in zip(measured, survey(measured, reference, tokens, question, console), strict=True)}
+    found = []
+    for side, key in zip(sides, keys, strict=True):
+        leader = first[key].settings.name
+        found.append(_row(side, rows[leader]["quality"], question, None if leader == side.settings.name else leader))
+    return found
+
+
+def _row(side: Contender, quality: dict[str, Any], question: Question, measured_as: str | None = None) -> dict[str, Any]:
     cache = side.unbounded_cache()
     return {
         "strategy": side.settings.name,
+        "measured_as": measured_as,
         "heads": side.model.heads_label,
         "kv_heads": side.model.architecture.kv_heads,
         "kv_bytes_per_token": cache.bytes_per_token(),
@@ -95,8 +119,9 @@ def markdown(rows: list[dict[str, Any]], refused: dict[str, str], question: Ques
         q = row["quality"]
         batch = "no limit" if row["largest_batch"] is None else f"{row['largest_batch']:,}"
         change = (q["perplexity"] / q["reference_perplexity"] - 1) * 100
+        name = row["strategy"] if row["measured_as"] is None else f"{row['strategy']} (as {row['measured_as']})"
         cells = (
-            *(row["strategy"], f"{q['perplexity']:.4f} ± {q['perplexity_error']:.2f}", f"{change:+.2f} %", f"{q['kl_mean']:.2e}"),
+            *(name, f"{q['perplexity']:.4f} ± {q['perplexity_error']:.2f}", f"{change:+.2f} %", f"{q['kl_mean']:.2e}"),
             *(f"{q['top1_agreement'] * 100:.2f}", f"{row['kv_bytes_per_token']:,.0f}", batch, f"{row['kv_heads']}, {row['heads']}"),
         )
         lines.append("| " + " | ".join(cells) + " |")
@@ -170,7 +195,8 @@ def _asked(options: argparse.Namespace, console: Console) -> tuple[list[dict[str
         "reference": options.reference,
         "backend": reference.ops.name,
     }
-    return survey(sides, reference, tokens, question, console), refused, question, about
+    ask = survey if options.each else survey_shared
+    return ask(sides, reference, tokens, question, console), refused, question, about
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -183,6 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--windows", type=int, default=4, help="windows of the text (default: 4)")
     parser.add_argument("--chunk", type=int, default=16, help="tokens fed a step while scoring (default: 16)")
     parser.add_argument("--bos", action="store_true", help="windows begin with the model's BOS token")
+    parser.add_argument("--each", action="store_true", help="read the text with every strategy, also those that read the same rows")
     parser.add_argument("--length", type=int, default=1024, help="tokens of the sequences that the budget is filled with (default: 1024)")
     parser.add_argument("--budget-mib", type=int, default=256, help="KV budget for the largest batch, in MiB (default: 256)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64 (default: auto)")
