@@ -80,14 +80,16 @@ def survey_shared(
     sides: list[Contender], reference: Contender, tokens: list[int], question: Question, console: Console
 ) -> list[dict[str, Any]]:
     """`survey` with one strategy of each set that stores and reads the same rows; the others' quality is that one's, and says so."""
-    keys = [same_rows(side) for side in sides]
-    first = {key: side for key, side in reversed(list(zip(keys, sides, strict=True)))}
-    measured = list(dict.fromkeys(first[key] for key in keys))
-    rows = {side.settings.name: row for side, row in zip(measured, survey(measured, reference, tokens, question, console), strict=True)}
+    leaders: dict[tuple[Any, ...], Contender] = {}
+    for side in sides:
+        leaders.setdefault(same_rows(side), side)
+    measured = survey(list(leaders.values()), reference, tokens, question, console)
+    quality = {key: row["quality"] for key, row in zip(leaders, measured, strict=True)}
     found = []
-    for side, key in zip(sides, keys, strict=True):
-        leader = first[key].settings.name
-        found.append(_row(side, rows[leader]["quality"], question, None if leader == side.settings.name else leader))
+    for side in sides:
+        key = same_rows(side)
+        leader = leaders[key]
+        found.append(_row(side, quality[key], question, None if leader is side else leader.settings.name))
     return found
 
 

@@ -168,7 +168,7 @@ class World:
 
 
 def budget_for(subject: Subject, geometry: Geometry, count: int, length: int) -> int | None:
-    """The smallest budget tried in which `count` sequences of `length` tokens really fit at once; None for a strategy that stores nothing."""
+    """The smallest budget tried that really holds `count` sequences of `length` tokens at once; None when nothing is stored."""
     budget = subject.make(geometry, None, subject.ops).bytes_for([length] * count, length)
     for _ in range(12 if budget else 0):
         world = World(subject, geometry, budget, shadowed=False)

@@ -40,7 +40,7 @@ def test_names_are_distinct():
 
 
 def test_at_least_half_of_the_faults_survive_a_greedy_run_of_one_sequence():
-    """12 prompt tokens, 12 greedy ones, on a toy model shaped like SmolLM2 (9 query heads, 3 KV heads): same tokens as without the fault."""
+    """12 prompt tokens and 12 greedy ones on a toy model with 9 query and 3 KV heads: the tokens are those without the fault."""
     survivors = [mutant.name for mutant in MUTANTS if _tokens(mutant, faulty=True) == _tokens(mutant, faulty=False)]
     assert survivors == [mutant.name for mutant in MUTANTS if mutant.survives_greedy]
     assert len(survivors) >= len(MUTANTS) / 2

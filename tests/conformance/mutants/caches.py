@@ -243,7 +243,7 @@ class CutsAPageTooMuch(Lane):
 
 
 class UndoForgetsTheCopy(Lane):
-    """Aborting gives new pages back but leaves the copy of a shared page, which was never filled with this step's rows, in the table of another."""
+    """Aborting gives new pages back, but the copy of a shared page stays in the table and the page itself loses an owner."""
 
     def undo(self, taken):
         for sid, before in taken.appended:
