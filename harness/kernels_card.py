@@ -71,9 +71,8 @@ def check(jobs: int) -> list[str]:
     card = json.loads(CARD.read_text())
     committed = {(entry["name"], entry["target"]): entry for entry in card["kernels"]}
     if card["triton"] != _triton_version():
-        raise UserError(
-            f"the committed card was made by triton {card['triton']} and this is {_triton_version()}: install that version, or make a new card"
-        )
+        made_by, here = card["triton"], _triton_version()
+        raise UserError(f"the committed card was made by triton {made_by} and this is {here}: install that version, or make a new card")
     problems = stale(committed, LISTED)
     fresh = measure(((spec, target) for spec in ordered(SAMPLE) for target in SHARED_LIMIT_BYTES), jobs)
     problems += [problem for entry in fresh for problem in entry["problems"]]

@@ -125,11 +125,8 @@ class World:
         for sid in list(self.logs):
             self.close(sid)
 
-    def capacity(self, length: int, most: int = 40, at_most: bool = False) -> int:
-        """How many new sequences of `length` tokens fit beside the living, found by filling the cache; they are closed again.
-
-        NotApplicable when more than `most` fit, unless no more were asked for (`at_most`).
-        """
+    def capacity(self, length: int, most: int = 40) -> int:
+        """How many new sequences of `length` tokens fit beside the living, found by filling the cache; they are closed again."""
         opened: list[int] = []
         fitting = 0
         while fitting < most:
@@ -143,7 +140,7 @@ class World:
             fitting += 1
         for sid in opened:
             self.close(sid)
-        if fitting < most or at_most:
+        if fitting < most:
             return fitting
         raise NotApplicable(f"takes more than {most} sequences of {length} tokens in {self.budget} bytes")
 
@@ -168,13 +165,16 @@ class World:
 
 
 def budget_for(subject: Subject, geometry: Geometry, count: int, length: int) -> int | None:
-    """The smallest budget tried that really holds `count` sequences of `length` tokens at once; None when nothing is stored."""
+    """The smallest budget tried in which one plan holds `count` sequences of `length` tokens; None when nothing is stored."""
     budget = subject.make(geometry, None, subject.ops).bytes_for([length] * count, length)
     for _ in range(12 if budget else 0):
-        world = World(subject, geometry, budget, shadowed=False)
-        if world.capacity(length, most=count, at_most=True) == count:
-            return budget
-        budget += max(1, budget // 4)
+        cache = subject.make(geometry, budget, subject.ops)
+        try:
+            cache.plan({cache.open(expect=length): length for _ in range(count)})
+        except CacheFull:
+            budget += max(1, budget // 4)
+            continue
+        return budget
     return None
 
 

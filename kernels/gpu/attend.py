@@ -38,12 +38,13 @@ def find_span(tile, cu_seqlens, spans, tile_queries):
 
 
 @triton.jit
-def store_rows(position, span, live, where, table_width, page_size, PAGED: tl.constexpr):
-    """Row of the store [N] int64 that holds each position of the span."""
+def store_rows(position, origin, live, page_size, PAGED: tl.constexpr):
+    """Row of the store [N] int64 that holds each position: `origin` is the span's first page entry, or the row of position 0."""
     if PAGED:
-        page = tl.load(where + span.to(tl.int64) * table_width + position // page_size, mask=live, other=0)
+        page = tl.load(origin + position // page_size, mask=live, other=0)
         return page.to(tl.int64) * page_size + position % page_size
-    return tl.load(where + span).to(tl.int64) + position
+    else:  # noqa: RET505 (the compiler reads on after a return that a constant decides, and there `origin` would be an address)
+        return origin + position
 
 
 @triton.jit(
@@ -121,6 +122,10 @@ def attend_kernel(
     begin = tl.program_id(2) * share
     end = tl.minimum(begin + share, steps)
 
+    if PAGED:
+        origin = where + span.to(tl.int64) * table_width
+    else:
+        origin = tl.load(where + span).to(tl.int64)
     top = tl.full([BLOCK_M], float("-inf"), WIDE)
     total = tl.zeros([BLOCK_M], WIDE)
     mixed = tl.zeros([BLOCK_M, BLOCK_D], WIDE)
@@ -130,7 +135,7 @@ def attend_kernel(
         live = key <= last_query
         if WINDOWED:
             live = live & ((key >= first_key) | (key < sinks))
-        stored = store_rows(key, span, live, where, table_width, page_size, PAGED)
+        stored = store_rows(key, origin, live, page_size, PAGED)
         k_rows = stored * k_pitch + head
         v_rows = stored * v_pitch + head
 

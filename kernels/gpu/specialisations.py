@@ -143,13 +143,14 @@ def key_splits(planned: int, programs: int, longest: int, processors: int) -> in
 
 
 def tuning(spec: Attend, amd: bool) -> Tuning:
-    """64 keys to a tile, 32 of long, padded or float32 rows. Decode tiles keep one more load in flight, but not in AMD's 64 KiB of LDS."""
+    """64 keys to a tile, 32 where more would spill. Decode tiles keep one more load in flight, but not in AMD's 64 KiB of LDS."""
     lanes = block_dim(spec.head_dim)
-    padded = lanes > spec.head_dim and spec.rows > DECODE_ROWS
-    wide = lanes > 128 or spec.dtype == "float32" or padded
-    warps = 8 if spec.dtype == "float32" or (spec.rows > DECODE_ROWS and lanes >= 128 and not padded) else 4
+    tall = spec.rows > DECODE_ROWS and lanes >= 128
+    narrow = tall and (amd or lanes > spec.head_dim)  # split over eight warps, these spill too
+    few_keys = narrow or lanes > 128 or spec.dtype == "float32" or "fp8" in (spec.codec_k, spec.codec_v)
+    warps = 8 if spec.dtype == "float32" or (tall and not narrow) else 4
     stages = 3 if spec.rows == DECODE_ROWS and not amd else 2
-    return Tuning(32 if wide else 64, warps, stages)
+    return Tuning(32 if few_keys else 64, warps, stages)
 
 
 CODEC_NAMES = ("raw", "int8", "q8_0", "q4_0", "fp8")

@@ -54,3 +54,8 @@ def test_a_sweep_file_names_its_points(command, runs, name):
     assert len(runs) == (2 if name == "strategies" else POINTS[name])
     assert f"point 1 of {len(runs)}" in done.err
     assert {config["tracking"]["group"] for config in runs} == {name}
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_sweep_file_begins_with_what_to_type(name):
+    assert "What to type: sweep=" + name in Path(CONFIG_FOLDER, "sweep", f"{name}.yaml").read_text().splitlines()[0]

@@ -156,7 +156,8 @@ def _live_bytes(world: World, layer: int, length: int) -> int:
     cache, shape = world.raw, world.geometry.layers[layer]
     if not cache.codec_k.name.startswith("kivi"):
         return _row_bytes(world, layer) * _visible_rows(world, layer, length)
-    aged, codes = cache.aged(length), -(-shape.head_dim * cache.bits // 8)
+    # A group is coded by the first query that reads its codes: until then its rows are kept as they came.
+    aged, codes = cache.aged(length - 1), -(-shape.head_dim * cache.bits // 8)
     keys = aged * codes + aged // cache.group * shape.head_dim * 4  # a float16 scale and zero for each channel of a group
     values = aged * (codes + -(-shape.head_dim // cache.value_group) * 4)
     raw = (length - aged) * 2 * shape.head_dim * WIDTH[world.geometry.dtype]

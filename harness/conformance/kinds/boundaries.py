@@ -77,7 +77,7 @@ def no_step_passes_the_context(subject: Subject) -> None:
 
 @promise("B", "B06")
 def windows_really_hide_something(subject: Subject) -> None:
-    """Past a window, outputs differ from full attention: a window that hides nothing would pass every other check of sets on short runs."""
+    """Past a window, outputs differ from full attention: a window that hides nothing passes every other check on short runs."""
     geometry = subject.geometry(windows=(5, None))
     facts = subject.facts(geometry)
     if facts.window is None:
@@ -93,7 +93,7 @@ def windows_really_hide_something(subject: Subject) -> None:
 
 @promise("B", "B01", "B02", "B06", "Q09")
 def the_strategy_as_configured_crosses_its_own_boundaries(subject: Subject) -> None:
-    """Its own page size, window, group and residual, not the small ones used elsewhere: chunks, decode, a fork and a cut beyond them all."""
+    """Its own page size, window, group and residual, not the small ones used elsewhere: chunks, decode, a fork, a cut beyond them all."""
     if subject.configured is None:
         raise NotApplicable("is checked with its own numbers everywhere")
     full = replace(subject, make=subject.configured)

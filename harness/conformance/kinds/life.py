@@ -16,6 +16,8 @@ from harness.errors import UserError
 from strategies.geometry import CacheFull, CannotRewind, Geometry
 
 STEPS = 24  # calls in one life
+WINDOWS = ((None, 4), (None, None))
+SHAPES = tuple(zip((*HEADS, *HEADS[:1]), HEAD_DIMS, strict=True))  # ((query heads, KV heads), head_dim)
 UNIT = 9  # tokens of the sequence that capacity is counted in
 
 
@@ -64,23 +66,25 @@ def _machine(subject: Subject, budgeted: bool) -> type:
     class Life(RuleBasedStateMachine):
         world: World | None = None
 
-        @initialize(
-            heads=st.sampled_from(HEADS),
-            head_dim=st.sampled_from(HEAD_DIMS),
-            windows=st.sampled_from(((None, 4), (None, None))),
-            count=st.integers(1, 4),
-            seed=st.integers(0, 3),
-        )
-        def born(self, heads: tuple[int, int], head_dim: int, windows: tuple[int | None, ...], count: int, seed: int) -> None:
-            geometry = subject.geometry(heads=heads, head_dim=head_dim, windows=windows, context=64)
+        @initialize(shape=st.sampled_from(SHAPES), windows=st.sampled_from(WINDOWS), count=st.integers(1, 3), seed=st.integers(0, 3))
+        def born(self, shape: tuple[tuple[int, int], int], windows: tuple[int | None, ...], count: int, seed: int) -> None:
+            geometry = subject.geometry(shape[0], shape[1], windows, context=64)
             budget, self.fresh = purse.of(geometry, count) if budgeted else (None, None)
             self.world = World(subject, geometry, budget)
             self.draws = np.random.default_rng(seed)
+            self.open(None, 7)
 
         @precondition(lambda self: len(self.world.logs) < 6)
         @rule(expect=st.sampled_from((None, 3, 9, 30)), prompt=small)
         def open(self, expect: int | None, prompt: int) -> None:
-            self.world.open(tokens(prompt, prompt % 3), expect)
+            sid = self.world.open(tokens(prompt, prompt % 3), expect)
+            if prompt > len(self.world.logs[sid]):
+                self._step({sid: tokens(prompt, prompt % 3)[len(self.world.logs[sid]) :]}, None)
+
+        @precondition(lambda self: self.world.logs)
+        @rule()
+        def decode(self) -> None:
+            self._step({sid: self._draw(1) for sid, log in self.world.logs.items() if len(log) < self.world.geometry.context}, None)
 
         @precondition(lambda self: self.world.logs)
         @rule(picks=st.lists(st.tuples(small, st.integers(1, 9)), min_size=1, max_size=4), layers=st.integers(0, 2), kept=st.booleans())
@@ -90,7 +94,13 @@ def _machine(subject: Subject, budgeted: bool) -> type:
                 sid = self._sid(pick)
                 room = self.world.geometry.context - len(self.world.logs[sid])
                 if room:
-                    news[sid] = self.draws.integers(0, 90, min(count, room)).tolist()
+                    news[sid] = self._draw(min(count, room))
+            self._step(news, None if kept else layers)
+
+        def _draw(self, count: int) -> list[int]:
+            return self.draws.integers(0, 90, count).tolist()
+
+        def _step(self, news: dict[int, list[int]], aborted_after: int | None) -> None:
             if not news:
                 return
             before = self.world.cache.stats()
@@ -101,11 +111,10 @@ def _machine(subject: Subject, budgeted: bool) -> type:
                 assert full.short_bytes > 0 and set(full.sids) <= set(news), f"CacheFull({full.short_bytes}, {full.sids}) for {list(news)}"
                 assert self.world.cache.stats() == before, "a refused plan changed the cache"
                 return
-            if kept:
-                self.world.run(plan, news)
+            self.world.run(plan, news, aborted_after)
+            if aborted_after is None:
                 self.world.commit(plan, news)
             else:
-                self.world.run(plan, news, layers)
                 self.world.abort(plan)
 
         @precondition(lambda self: self.world.logs and len(self.world.logs) < 6)

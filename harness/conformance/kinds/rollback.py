@@ -145,7 +145,7 @@ def abort_after_any_layer_is_as_if_never_planned(subject: Subject) -> None:
 
 @promise("R", "R04")
 def misuse_is_refused_and_disturbs_nothing(subject: Subject) -> None:
-    """A second plan, a stop that feeds nothing, a wrong count of ids, a fork or close inside a plan: refused, and the step still ends well."""
+    """A second plan, a stop that feeds nothing, a wrong count of ids, a fork or close in a plan: refused, and the step still ends well."""
     world = World(subject, subject.geometry())
     sid, other = world.start(tokens(6)), world.start(tokens(4, 1))
     plan = world.plan({sid: [1, 2]})
