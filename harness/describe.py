@@ -5,6 +5,7 @@ It does not know how a run goes.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,17 @@ if TYPE_CHECKING:
 def describe_strategy(side: Contender) -> dict[str, Any]:
     """The `strategy` section of a record, read from the cache itself, not from what was asked for."""
     cache = side.cache()
-    masks = {cache.mask(layer) for layer in range(len(cache.geometry.layers))}
+    masks = Counter(cache.mask(layer) for layer in range(len(cache.geometry.layers)))
     heads = cache.heads
     return {
         "name": side.settings.name,
         "storage": side.settings.storage,
         "page_size": getattr(cache, "page_size", None),
-        "mask": [asdict(mask) for mask in sorted(masks, key=lambda mask: (mask.window or 0, mask.sinks))],
+        "mask": {
+            "window": getattr(cache, "window", None),
+            "sinks": getattr(cache, "sinks", 0),
+            "layers": [asdict(mask) | {"layers": count} for mask, count in masks.items()],
+        },
         "codec_k": cache.codec_k.name,
         "codec_v": cache.codec_v.name,
         "heads": None if heads is None else asdict(heads) | {"label": side.model.heads_label},

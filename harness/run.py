@@ -137,6 +137,7 @@ def _phases(job: Job, record: dict[str, Any], tracker: Tracker, events: EventFil
     if problem is not None:
         record |= {"status": "incorrect", "error": problem}
         return
+    record["limits"] = _limits(job, console)
     restart_peaks(job.device)
     events.phase("measure")
     with bar(console, f"measure: {job.strategy.settings.name} beside {job.reference.settings.name}") as progress:
@@ -151,6 +152,26 @@ def _phases(job: Job, record: dict[str, Any], tracker: Tracker, events: EventFil
         record["quality"] = found.as_dict()
     record["backend"] = describe_backend(job.strategy, audit)
     record |= {"status": "ok", "error": None}
+
+
+def _limits(job: Job, console: Console) -> dict[str, Any]:
+    """The static card of a decode step in the middle of the workload: shown before anything is measured."""
+    from harness.measure.costs import DEVICES
+    from harness.measure.limits import card, this_machine
+
+    cache, requests = job.strategy.cache(), job.load.requests
+    batch = sum(request.samples for request in requests)
+    context = sum(len(request.prompt) + request.max_new_tokens // 2 for request in requests) // len(requests)
+    here = this_machine(cache.geometry.dtype, job.device)
+    cards = {device.name: card(job.strategy.model.architecture, cache, batch, context, device) for device in (here, *DEVICES.values())}
+    found = cards[here.name]
+    console.print(
+        f"a decode step of {batch} x {context} tokens moves {found['bytes'] / 2**20:,.0f} MiB ({found['kv_bytes'] / 2**20:,.1f} of KV) and "
+        f"computes {found['flops'] / 1e9:,.2f} GFLOP: at least {found['limit_s'] * 1e3:,.2f} ms here, where "
+        f"{here.bytes_per_s / 1e9:,.0f} GB/s and {max(here.flops_per_s.values()) / 1e9:,.0f} GFLOP/s were measured"
+    )
+    elsewhere = {name: found["limit_s"] for name, found in cards.items() if name != here.name}
+    return found | {"bytes_per_s": here.bytes_per_s, "flops_per_s": dict(here.flops_per_s), "elsewhere_limit_s": elsewhere}
 
 
 def _measured(job: Job, record: dict[str, Any], paired: Paired) -> None:

@@ -114,7 +114,8 @@ class Ops:
         _same("cos", tuple(cos.shape), "sin", tuple(sin.shape))
         if cos.shape[0] != x.shape[0] or 2 * cos.shape[1] > x.shape[2]:
             raise ValueError(
-                f"rope: x {tuple(x.shape)} and cos {tuple(cos.shape)} disagree: need cos [T, R] with T = {x.shape[0]} and 2R <= {x.shape[2]}"
+                f"rope: x {tuple(x.shape)} and cos {tuple(cos.shape)} disagree: "
+                f"need cos [T, R] with T = {x.shape[0]} and 2R <= {x.shape[2]}"
             )
         self.calls["rope"] += 1
         return self._module.rope(x, cos, sin)

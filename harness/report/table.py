@@ -134,6 +134,9 @@ def _speed_answer(record: Record) -> str:
         f"time to first token p50 {milliseconds(metric(record, 'ttft_s', 'p50'))} ms; between tokens p50 "
         f"{milliseconds(metric(record, 'itl_s', 'p50'))} ms, p99 {milliseconds(metric(record, 'itl_s', 'p99'))} ms",
     ]
+    limit_s, itl_s = section(record, "limits").get("limit_s"), metric(record, "itl_s", "p50")
+    if limit_s and itl_s:
+        lines.append(f"{percent(limit_s / itl_s)} % of what this machine allows: a decode step takes {milliseconds(limit_s)} ms at the least")
     reference = section(record, "reference")
     compared = section(reference, "metrics")
     for name in (name for name in SHOWN if name in compared):

@@ -10,7 +10,7 @@ from harness.capacity import largest_batch
 from harness.model.random_init import RandomShape
 from harness.survey import main
 
-SHAPE = dict(vocab=300, hidden=32, intermediate=48, layers=2, query_heads=6, kv_heads=3, head_dim=8, context=256)
+SHAPE = RandomShape(vocab=300, hidden=32, intermediate=48, layers=2, query_heads=6, kv_heads=3, head_dim=8, context=256)
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def asked(monkeypatch, tmp_path, capsys):
     import harness.model.load as load
 
     real = load.load_model
-    monkeypatch.setattr(load, "load_model", lambda source, *rest: real("random", *rest, shape=RandomShape(**SHAPE)))
+    monkeypatch.setattr(load, "load_model", lambda source, *rest: real("random", *rest, shape=SHAPE))
 
     def ask(*arguments: str):
         out = tmp_path / "rows.json"
