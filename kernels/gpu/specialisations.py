@@ -148,7 +148,7 @@ def tuning(spec: Attend, amd: bool) -> Tuning:
     tall = spec.rows > DECODE_ROWS and lanes >= 128
     narrow = tall and (amd or lanes > spec.head_dim)  # split over eight warps, these spill too
     few_keys = narrow or lanes > 128 or spec.dtype == "float32" or "fp8" in (spec.codec_k, spec.codec_v)
-    warps = 8 if spec.dtype == "float32" or (tall and not narrow) else 4
+    warps = 8 if spec.dtype == "float32" or spec.rows == WIDEST_ROWS or (tall and not narrow) else 4
     stages = 3 if spec.rows == DECODE_ROWS and not amd else 2
     return Tuning(32 if few_keys else 64, warps, stages)
 
