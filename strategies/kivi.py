@@ -27,7 +27,10 @@ from strategies.lanes import Lane, Taken
 
 @dataclass(frozen=True)
 class Residual:
-    """Which raw rows a query needs, in the words of a lane: all from aged(i) on."""
+    """Which raw rows a sequence must keep, in the words of a lane: all that the plan of its next query has to read or to code.
+
+    A group stays raw until the first plan whose queries read it through the codec, so these begin at aged(position - 1).
+    """
 
     group: int
     residual: int
@@ -35,11 +38,13 @@ class Residual:
 
     @property
     def window(self) -> int:
-        # One row more than aged() needs: a group stays raw until the first plan whose queries read it through the codec.
         return self.residual + self.group
 
-    def first_visible(self, position: int) -> int:
+    def aged(self, position: int) -> int:
         return self.group * (max(0, position + 1 - self.residual) // self.group)
+
+    def first_visible(self, position: int) -> int:
+        return self.aged(position - 1)
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ class Kivi(KVCache):
             pool.allocate(count)
 
     def aged(self, position: int) -> int:
-        return self._raw.mask.first_visible(position)
+        return self._raw.mask.aged(position)
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan) -> torch.Tensor:
         self.ops.calls["attend_kivi"] += 1
@@ -134,7 +139,7 @@ class Kivi(KVCache):
     def stats(self) -> Stats:
         lengths = {sid: history.length for sid, history in self._histories.items()}
         raw = self._raw.stats(lengths)
-        groups = {sid: self.aged(length) // self.group for sid, length in lengths.items()}
+        groups = {sid: self.aged(length - 1) // self.group for sid, length in lengths.items()}
         reserved, in_use, live = self._codes.stats(groups)
         return Stats(raw.reserved_bytes + reserved, raw.in_use_bytes + in_use, raw.live_bytes + live, 0)
 
@@ -192,7 +197,7 @@ class Kivi(KVCache):
         self._raw.settle(plan.private.taken)
         for sid, _, _ in plan.spans:
             history = self._histories[sid]
-            self._raw.slide(sid, history.length - 1, history.high - 1 - self.slack)
+            self._raw.slide(sid, history.length, history.high - self.slack)
 
     def _aborted(self, plan: Plan) -> None:
         self._raw.undo(plan.private.taken)

@@ -20,12 +20,17 @@ from kernels.rows import Batch, DenseRows, Mask, PagedRows, RowStore
 FILLS = (float("nan"), float("inf"), float("-inf"), 65504.0, -1e4)
 
 
+class Planted(RuntimeError):
+    """A kernel failed on purpose."""
+
+
 class PoisonOps(Ops):
     """The ops of `inner`. New rows hold `fill`, and during an attend so does every row that no query of it may see."""
 
     def __init__(self, inner: Ops, fill: float = float("nan")) -> None:
         super().__init__(inner.name, inner._module)
         self.fill = fill
+        self.fuse: int | None = None  # calls until one of them raises `Planted`
 
     def new_rows(
         self, codec: Codec, count: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str, page_size: int | None
@@ -35,6 +40,7 @@ class PoisonOps(Ops):
         return store
 
     def write_rows(self, store: RowStore, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        self._burn()
         names = slots.tolist()
         assert len(set(names)) == len(names), f"one step writes a row twice: slots {sorted(names)}"
         assert all(0 <= slot < store.count for slot in names), f"slots {names} leave the store of {store.count} rows"
@@ -55,6 +61,7 @@ class PoisonOps(Ops):
         scale: float,
         softcap: float | None,
     ) -> torch.Tensor:
+        self._burn()
         assert where.bases.tolist() == list(where.host), f"bases on the device {where.bases.tolist()} and on the host {where.host} differ"
         readable = _readable(batch, mask, lambda span, positions: where.host[span] + positions)
         with self._poisoned(keys, readable), self._poisoned(values, readable):
@@ -71,11 +78,20 @@ class PoisonOps(Ops):
         scale: float,
         softcap: float | None,
     ) -> torch.Tensor:
+        self._burn()
         pages, size = where.pages.cpu().numpy().astype(np.int64), where.page_size
         readable = _readable(batch, mask, lambda span, positions: pages[span][positions // size] * size + positions % size)
         assert all(slot >= size for slot in readable), "a query reads the scratch page"
         with self._poisoned(keys, readable), self._poisoned(values, readable):
             return super().attend_paged(q, keys, values, where, batch, mask, scale, softcap)
+
+    def _burn(self) -> None:
+        if self.fuse is None:
+            return
+        self.fuse -= 1
+        if self.fuse < 0:
+            self.fuse = None
+            raise Planted("a kernel failed on purpose")
 
     @contextmanager
     def _poisoned(self, store: RowStore, readable: set[int]) -> Iterator[None]:

@@ -91,5 +91,6 @@ def fare(one: Promise, subject: object) -> Outcome:
         raise
     except Exception as error:  # a cache under test may raise anything, and the card must still be printed
         text = str(error).strip() or "no message"
-        return Outcome(one, "failed", text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}")
+        said = text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"
+        return Outcome(one, "failed", "\n    ".join((said, *getattr(error, "__notes__", ()))))  # hypothesis notes the shortest life
     return Outcome(one, "passed", "")

@@ -36,10 +36,12 @@ class World:
     ) -> None:
         self.geometry = geometry
         self.feed = RandomFeed(geometry, subject.seed) if feed is None else feed
-        self.raw = subject.make(geometry, budget, PoisonOps(subject.ops, fill))
+        self.ops = PoisonOps(subject.ops, fill)
+        self.raw = subject.make(geometry, budget, self.ops)
         self.cache = ShadowCache(self.raw) if shadowed else self.raw
         self.logs: dict[int, list[int]] = {}
         self.budget = budget
+        self.whole = True  # False from a plan to its end, and for ever after a failed check
 
     def open(self, prompt: Sequence[int] = (), expect: int | None = None) -> int:
         sid = self.cache.open(prompt, expect)
@@ -72,6 +74,7 @@ class World:
         """Plan to append `news`; what the plan says is checked against the histories."""
         held = {sid: self.cache.held(sid) for sid in news}
         plan = self.cache.plan({sid: len(self.logs[sid]) + len(new) for sid, new in news.items()})
+        self.whole = False
         want = tuple((sid, held[sid], len(self.logs[sid]) + len(new)) for sid, new in news.items())
         assert plan.spans == want, f"the plan's spans are {plan.spans}, they should be {want}"
         positions = [position for _, start, stop in want for position in range(start, stop)]
@@ -95,14 +98,17 @@ class World:
         return outputs
 
     def commit(self, plan: Plan, news: Mapping[int, Sequence[int]]) -> None:
+        """End the step; the histories grow by `news`."""
         logs = {sid: [*self.logs[sid], *new] for sid, new in news.items()}
         self.cache.commit(plan, [token for sid, start, stop in plan.spans for token in logs[sid][start:stop]])
         self.logs |= logs
         self.check()
+        self.whole = True
 
     def abort(self, plan: Plan) -> None:
         self.cache.abort(plan)
         self.check()
+        self.whole = True
 
     def fork(self, sid: int) -> int:
         child = self.cache.fork(sid)
@@ -146,6 +152,11 @@ class World:
 
     def check(self) -> None:
         """Everything that holds between any two calls."""
+        was, self.whole = self.whole, False
+        self._check()
+        self.whole = was
+
+    def _check(self) -> None:
         failure = getattr(self.cache, "failure", None)
         assert failure is None, failure.sentence
         for sid, log in self.logs.items():

@@ -149,6 +149,22 @@ def what_was_never_committed_is_never_adopted(subject: Subject) -> None:
     assert len(world.logs[world.open(prompt)]) <= 5, "more was adopted than was ever fed"
 
 
+@promise("L", "L05", "R07", "L12")
+def what_was_published_is_never_written_to(subject: Subject) -> None:
+    """A sequence goes back into pages that others may adopt and writes something else there: who adopts them still reads the old rows."""
+    prompt = _adopting(subject, 12)
+    geometry = subject.rewindable(4)
+    world = World(subject, geometry, budget_for(subject, geometry, 5, 40))
+    for back in (1, 2, 3, 4):
+        sid = world.start(prompt, 5)
+        world.truncate(sid, 12 - back)
+        world.feed_on(sid, tokens(back + 2, 6), 1)
+        other = world.start([*prompt, 5], 5)
+        world.step({other: [back], sid: [back + 1]})
+        world.close(sid)
+        world.close(other)
+
+
 @promise("L", "A07", "L01")
 def adopted_memory_is_not_handed_to_others(subject: Subject) -> None:
     """Kept prefixes give way when memory is needed, and then they are no longer found; nobody reads another's rows."""

@@ -6,6 +6,10 @@ positions, bytes; at the end of each life all capacity must come back.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+
 import numpy as np
 
 from harness.conformance.promise import promise
@@ -16,6 +20,7 @@ from harness.errors import UserError
 from strategies.geometry import CacheFull, CannotRewind, Geometry
 
 STEPS = 24  # calls in one life
+SHRINKING_S = 30
 WINDOWS = ((None, 4), (None, None))
 SHAPES = tuple(zip((*HEADS, *HEADS[:1]), HEAD_DIMS, strict=True))  # ((query heads, KV heads), head_dim)
 UNIT = 9  # tokens of the sequence that capacity is counted in
@@ -36,15 +41,14 @@ def any_life_without_a_budget_keeps_every_promise(subject: Subject) -> None:
 def _live(subject: Subject, budgeted: bool) -> None:
     try:
         import hypothesis
-        from hypothesis import HealthCheck, settings, stateful
+        from hypothesis import HealthCheck, Phase, settings, stateful
     except ImportError as error:
-        raise UserError(
-            "the random lives of the conformance kit need the hypothesis package: pip install 'kvbench[conformance]'"
-        ) from error
+        raise UserError("the random lives of the kit need the hypothesis package: pip install 'kvbench[conformance]'") from error
     machine = _machine(subject, budgeted)
     quiet = settings(
         max_examples=subject.examples,
         stateful_step_count=STEPS,
+        phases=(Phase.generate, Phase.shrink),
         deadline=None,
         database=None,
         print_blob=False,
@@ -52,7 +56,24 @@ def _live(subject: Subject, budgeted: bool) -> None:
         report_multiple_bugs=False,
     )
     hypothesis.seed(subject.seed)(machine)
-    stateful.run_state_machine_as_test(machine, settings=quiet)
+    with _short_shrinking(), redirect_stdout(StringIO()):
+        stateful.run_state_machine_as_test(machine, settings=quiet)
+
+
+@contextmanager
+def _short_shrinking() -> Iterator[None]:
+    """Hypothesis shrinks a failure for up to five minutes: long before that, the life is short enough to read."""
+    from hypothesis.internal.conjecture import engine
+
+    usual = getattr(engine, "MAX_SHRINKING_SECONDS", None)
+    if usual is None:
+        yield
+        return
+    engine.MAX_SHRINKING_SECONDS = SHRINKING_S
+    try:
+        yield
+    finally:
+        engine.MAX_SHRINKING_SECONDS = usual
 
 
 def _machine(subject: Subject, budgeted: bool) -> type:
@@ -138,8 +159,8 @@ def _machine(subject: Subject, budgeted: bool) -> type:
             self.world.close(self._sid(pick))
 
         def teardown(self) -> None:
-            if self.world is None:
-                return
+            if self.world is None or not self.world.whole:
+                return  # a step or a check has failed: that is the error to tell, not what follows from it
             self.world.close_all()
             assert self.world.cache.stats().in_use_bytes == 0, "memory is in use with no sequence open"
             if self.fresh is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from harness.conformance.poison import Planted
 from harness.conformance.promise import NotApplicable, promise
 from harness.conformance.subject import Subject, stored
 from harness.conformance.world import World, budget_for, tokens
@@ -141,6 +142,32 @@ def abort_after_any_layer_is_as_if_never_planned(subject: Subject) -> None:
             want, got = clean.step(step), hurt.step(step)
             same = all(np.array_equal(a, b) for sid in want for a, b in zip(want[sid], got[sid], strict=True))
             assert same, f"a step that failed after {layers} layers left a trace"
+
+
+@promise("R", "A10")
+def a_kernel_that_fails_leaves_no_trace(subject: Subject) -> None:
+    """Each kernel call of a step fails in turn, also between K and V; after the abort the same step gives the bits of a clean run."""
+    geometry = subject.geometry(windows=(None, 4))
+    step, after = {0: tokens(3, 2), 1: [7]}, {1: [1], 0: [2]}
+    clean = _forked_world(subject, geometry, shadowed=False)
+    want = [clean.step(news) for news in (step, after)]
+    for call in range(1, 20):
+        hurt = _forked_world(subject, geometry, shadowed=False)
+        plan = hurt.plan(step)
+        hurt.ops.fuse = call - 1
+        try:
+            hurt.run(plan, step)
+        except Planted:
+            hurt.abort(plan)
+        else:
+            hurt.ops.fuse = None
+            if call == 1:
+                raise NotApplicable("calls no kernel that can be made to fail")
+            return
+        for outputs, news in zip(want, (step, after), strict=True):
+            got = hurt.step(news)
+            same = all(np.array_equal(a, b) for sid in got for a, b in zip(outputs[sid], got[sid], strict=True))
+            assert same, f"a step whose kernel call {call} failed left a trace"
 
 
 @promise("R", "R04")

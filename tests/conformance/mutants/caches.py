@@ -192,6 +192,13 @@ class StalePrefix(PagePool):
         return page
 
 
+class WritesToPublishedPages(PagePool):
+    """A published page with one owner is written in place."""
+
+    def writable(self, page):
+        return self._refs[page] == 1
+
+
 class NoCopyOnWrite(Lane):
     """A shared page is written in place."""
 
