@@ -136,7 +136,8 @@ def _speed_answer(record: Record) -> str:
     ]
     limit_s, itl_s = section(record, "limits").get("limit_s"), metric(record, "itl_s", "p50")
     if limit_s and itl_s:
-        lines.append(f"{percent(limit_s / itl_s)} % of what this machine allows: a decode step takes {milliseconds(limit_s)} ms at the least")
+        share = percent(limit_s / itl_s)
+        lines.append(f"{share} % of what this machine allows: a decode step takes {milliseconds(limit_s)} ms at the least")
     reference = section(record, "reference")
     compared = section(reference, "metrics")
     for name in (name for name in SHOWN if name in compared):
