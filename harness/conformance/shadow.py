@@ -69,7 +69,7 @@ class ShadowCache:
         self._tracks: dict[tuple[int, int], Track] = {}  # (sid, layer)
         self._pending: dict[tuple[int, int], Track] = {}
         self._tokens: dict[int, list[int]] = {}
-        self._retired: list[tuple[list[int], dict[int, Track]]] = []  # what closed sequences had fed: a held prefix comes from one of them
+        self._retired: list[tuple[list[int], dict[int, Track]]] = []  # what was closed or cut had fed this: a held prefix may come from it
         self.attends = 0
         self.outputs = 0
         self.worst = [0.0] * len(cache.geometry.layers)  # error / bound of each layer
@@ -115,6 +115,7 @@ class ShadowCache:
 
     def truncate(self, sid: int, length: int) -> None:
         self.cache.truncate(sid, length)
+        self._retired.append((self._tokens[sid], self._layers_of(sid)))
         self._tokens[sid] = self._tokens[sid][:length]
         self._tracks |= {(sid, layer): track.cut(length) for layer, track in self._layers_of(sid).items()}
 

@@ -38,7 +38,7 @@ class Subject:
         """The backend, resolved once."""
         return resolve(self.backend, "cpu")
 
-    def varied(self, **changes: Any) -> Subject:
+    def varied(self, changes: Mapping[str, Any]) -> Subject:
         """The same strategy with some parameters changed; NotApplicable when it does not take them."""
         unknown = [name for name in changes if name not in self.parameters]
         if self.vary is None or unknown:

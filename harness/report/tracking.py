@@ -118,6 +118,7 @@ def start_tracking(
     """A tracker for one run. `folder` is made for its files; `say` hears, in one sentence, when an online run has to go on offline."""
     if tracking.mode == "disabled":
         return Tracker()
+    folder = folder.absolute()  # wandb's own process may have been started elsewhere
     folder.mkdir(parents=True, exist_ok=True)
     scope = ExitStack()
     scope.enter_context(_files_inside(folder / "wandb"))

@@ -11,7 +11,7 @@ import numpy as np
 
 from kernels.cpu.compiled import inline, kernel
 from kernels.cpu.emit import BLOCK, LANES
-from kernels.cpu.micro import CHUNK, PANEL, TILE_ROWS, decode_row, exp_sum, matmul, scale_row, scaled_max, transpose
+from kernels.cpu.micro import PANEL, TILE_ROWS, decode_row, matmul, transpose
 from kernels.cpu.scalars import copy_floats, decoded_value, float_word, load_f32, set_floats, store_f32, take, word
 from kernels.cpu.shared import (
     CAPPED,
@@ -51,6 +51,7 @@ from kernels.cpu.shared import (
     merge_rows,
     store_answer,
 )
+from kernels.cpu.softmax import CHUNK, exp_sum, scale_row, scaled_max
 
 TILE = 120  # query rows (tokens times shared heads) of one tile: their scores and sums stay in the second-level cache
 

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from kernels.cpu.compiled import inline, kernel
-from kernels.cpu.micro import CHUNK, add_rows, dot_rows, exp_sum, scale_row, scaled_max
+from kernels.cpu.micro import add_rows, dot_rows
 from kernels.cpu.scalars import copy_floats, float_word, load_f32, set_floats, store_f32, take, word
 from kernels.cpu.shared import (
     CAPPED,
@@ -44,6 +44,7 @@ from kernels.cpu.shared import (
     store_answer,
     store_words,
 )
+from kernels.cpu.softmax import CHUNK, exp_sum, scale_row, scaled_max
 
 GROUPS = (1, 2, 3, 4)  # query heads that share one pass over a row
 
@@ -101,12 +102,10 @@ def make_decode(group: int):
         padded = (shared + group - 1) // group * group
         rows = kv_heads * padded
         slots = word(args, SCRATCH) + take(args + 8 * NEXT_THREAD) * word(args, SCRATCH_BYTES)
-        ahead = slots + 8 * CHUNK
-        scores = ahead + 8 * CHUNK
+        ahead, scores = slots + 8 * CHUNK, slots + 16 * CHUNK
         queries = scores + 16 * CHUNK
         tops = queries + 4 * rows * dim
-        totals = tops + 4 * rows
-        sums = totals + 4 * rows
+        totals, sums = tops + 4 * rows, tops + 8 * rows
         k_codes, k_row, k_head, k_scales, k_scale_row, k_scale_head, k_form = store_words(args, KEYS)
         v_codes, v_row, v_head, v_scales, v_scale_row, v_scale_head, v_form = store_words(args, VALUES)
         scale, cap = float_word(args, SCALE), float_word(args, SOFTCAP)
@@ -124,32 +123,19 @@ def make_decode(group: int):
             count = min(np.int64(CHUNK), high - low)
             fill_slots(args, task, low, count, np.int64(CHUNK), slots)
             while low < high:
-                after = min(np.int64(CHUNK), high - low - count)
+                after, following = min(np.int64(CHUNK), high - low - count), slots
                 if after > 0:
                     fill_slots(args, task, low + count, after, np.int64(CHUNK), ahead)
-                following = ahead if after > 0 else slots
+                    following = ahead
                 for head in range(kv_heads):
                     keys, values = k_codes + head * k_head, v_codes + head * v_head
                     key_scales, value_scales = k_scales + head * k_scale_head, v_scales + head * v_scale_head
                     for part in range(padded // group):
                         row = head * padded + part * group
                         dot_rows(
-                            group,
-                            k_form,
-                            queries + 4 * dim * row,
-                            dim,
-                            keys,
-                            k_row,
-                            key_scales,
-                            k_scale_row,
-                            slots,
-                            (count + 3) // 4 * 4,
-                            scores,
-                            following,
-                            values,
-                            v_row,
-                            v_head,
-                        )
+                            group, k_form, queries + 4 * dim * row, dim, keys, k_row, key_scales, k_scale_row, slots,
+                            (count + 3) // 4 * 4, scores, following, values, v_row, v_head,
+                        )  # fmt: skip
                         for g in range(group):
                             at = scores + 4 * CHUNK * g
                             set_floats(at, count, CHUNK, np.float32(-np.inf))

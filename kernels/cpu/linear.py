@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.cpu.compiled import kernel
-from kernels.cpu.micro import CHUNK, dot_rows
+from kernels.cpu.micro import dot_rows
 from kernels.cpu.scalars import lane, load_f32, load_raw, set_floats, store_f32, store_i64, store_raw, take, word
+from kernels.cpu.softmax import CHUNK
 
 # Words of a call; scratch holds slots, a tile of answers and the rows of x as float32 for each thread.
 NEXT_TASK, NEXT_THREAD, TASKS, SCRATCH, SCRATCH_BYTES = 0, 1, 2, 3, 4

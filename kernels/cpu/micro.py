@@ -24,18 +24,16 @@ from kernels.cpu.emit import (
     block_bytes,
     constant,
     decoded_block,
-    exp_below,
     fma,
     load,
     offset,
     prefetch,
     splat,
     store,
-    summed,
     summed_each,
 )
+from kernels.cpu.softmax import CHUNK
 
-CHUNK = 64  # keys whose scores are in flight; rows of scores are this long
 TILE_ROWS = 6  # rows that `matmul` works on at a time: with two vectors each they fill the registers of AVX2
 PANEL = 2 * LANES  # columns that `matmul` works on at a time
 LINE = 64  # bytes
@@ -181,59 +179,6 @@ def transpose(typingctx, source, source_bytes, target, target_bytes):
         return context.get_dummy_value()
 
     return _nothing(*([_int] * 4)), codegen
-
-
-@intrinsic
-def scaled_max(typingctx, scores, scale):
-    """Multiply CHUNK scores by `scale` in place; their maximum. -inf only if all are."""
-
-    def codegen(context, builder, signature, args):
-        address, scale = args
-        factor, top = splat(builder, scale, VF), constant(float("-inf"), VF)
-        for part in range(CHUNK // LANES):
-            where = offset(builder, address, 4 * LANES * part)
-            values = builder.fmul(load(builder, where, VF), factor)
-            store(builder, values, where)
-            top = builder.select(builder.fcmp_unordered(">", values, top), values, top)
-        lanes = [builder.extract_element(top, I32(lane)) for lane in range(LANES)]
-        most = lanes[0]
-        for lane in lanes[1:]:
-            most = builder.select(builder.fcmp_unordered(">", lane, most), lane, most)
-        return most
-
-    return _float(_int, _float), codegen
-
-
-@intrinsic
-def exp_sum(typingctx, scores, top):
-    """exp(score - top) of CHUNK scores in place; their sum."""
-
-    def codegen(context, builder, signature, args):
-        address, top = args
-        shift, total = splat(builder, top, VF), constant(0.0, VF)
-        for part in range(CHUNK // LANES):
-            where = offset(builder, address, 4 * LANES * part)
-            weights = exp_below(builder, builder.fsub(load(builder, where, VF), shift))
-            store(builder, weights, where)
-            total = builder.fadd(total, weights)
-        return summed(builder, total)
-
-    return _float(_int, _float), codegen
-
-
-@intrinsic
-def scale_row(typingctx, row, count, factor):
-    """Multiply `count` floats (a multiple of LANES) by `factor`, in place."""
-
-    def codegen(context, builder, signature, args):
-        address, count, factor = args
-        factor = splat(builder, factor, VF)
-        with cgutils.for_range_slice(builder, I64(0), count, I64(LANES), I64) as (i, _):
-            where = builder.add(address, builder.shl(i, I64(2)))
-            store(builder, builder.fmul(load(builder, where, VF), factor), where)
-        return context.get_dummy_value()
-
-    return _nothing(_int, _int, _float), codegen
 
 
 @intrinsic

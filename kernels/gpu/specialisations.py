@@ -143,13 +143,13 @@ def key_splits(planned: int, programs: int, longest: int, processors: int) -> in
 
 
 def tuning(spec: Attend, amd: bool) -> Tuning:
-    """64 keys to a tile, 32 where more would spill. Decode tiles keep one more load in flight, but not in AMD's 64 KiB of LDS."""
+    """64 keys to a tile, 32 where more would spill. Paged decode takes a third stage, for the page numbers (AMD's LDS has no room)."""
     lanes = block_dim(spec.head_dim)
     tall = spec.rows > DECODE_ROWS and lanes >= 128
     narrow = tall and (amd or lanes > spec.head_dim)  # split over eight warps, these spill too
     few_keys = narrow or lanes > 128 or spec.dtype == "float32" or "fp8" in (spec.codec_k, spec.codec_v)
     warps = 8 if spec.dtype == "float32" or spec.rows == WIDEST_ROWS or (tall and not narrow) else 4
-    stages = 3 if spec.rows == DECODE_ROWS and not amd else 2
+    stages = 3 if spec.layout == "paged" and spec.rows == DECODE_ROWS and not amd else 2
     return Tuning(32 if few_keys else 64, warps, stages)
 
 

@@ -39,7 +39,7 @@ def test_its_class_goes_through_the_same_door(example, capsys):
 
 def test_its_parameter_is_checked(example):
     with pytest.raises(NotApplicable, match="limit=0: a sequence has 1 token or more"):
-        open_door("mine", "cpu", 0, 1, [example]).varied(limit=0).geometry()
+        open_door("mine", "cpu", 0, 1, [example]).varied({"limit": 0}).geometry()
 
 
 def test_the_command_line_runs_it_from_its_own_folder(tmp_path):

@@ -111,7 +111,7 @@ def page_size_does_not_matter(subject: Subject) -> None:
     geometry = subject.geometry(head_dim=8)
     answers = {}
     for page_size in (1, 2, 3, 4, 8, 16, 32):
-        world = World(subject.varied(page_size=page_size), geometry)
+        world = World(subject.varied({"page_size": page_size}), geometry)
         sid = world.open(expect=37)
         answers[page_size] = world.feed_on(sid, tokens(37), 9)
     for page_size, answer in answers.items():

@@ -152,13 +152,14 @@ def what_was_never_committed_is_never_adopted(subject: Subject) -> None:
 @promise("L", "L05", "R07", "L12")
 def what_was_published_is_never_written_to(subject: Subject) -> None:
     """A sequence goes back into pages that others may adopt and writes something else there: who adopts them still reads the old rows."""
-    prompt = _adopting(subject, 12)
+    _adopting(subject, 12)
     geometry = subject.rewindable(4)
     world = World(subject, geometry, budget_for(subject, geometry, 5, 40))
     for back in (1, 2, 3, 4):
+        prompt = tokens(12, back)
         sid = world.start(prompt, 5)
         world.truncate(sid, 12 - back)
-        world.feed_on(sid, tokens(1 if back > 2 else back + 2, 6), 1)
+        world.feed_on(sid, tokens(1 if back > 2 else back + 2, 7), 1)
         other = world.start([*prompt, 5], 5)
         world.step({other: [back], sid: [back + 1]})
         world.close(sid)

@@ -36,9 +36,9 @@ ROUND_TRIPS = {"half": RoundTrip(lambda rows, dtype: rows.astype(np.float32).ast
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """All rows of one history: keys and values of each layer, [n, Hkv, D] float16. Never written to; forks share the object."""
+    """Keys and values of each layer, [n, Hkv, D] float16. Never written to: forks share the object, a cut history reads less of it."""
 
-    length: int
+    size: int
     layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
 
@@ -67,7 +67,8 @@ class Concat(KVCache):
             own = slice(at, at + stop - start)
             at = own.stop
             new = (k[own].float().half(), v[own].float().half())
-            pair = tuple(torch.cat(halves) for halves in zip(self._rows[sid].layers[layer], new, strict=True))  # [stop, Hkv, D] each
+            old = [rows[:start] for rows in self._rows[sid].layers[layer]]
+            pair = tuple(torch.cat(halves) for halves in zip(old, new, strict=True))  # [stop, Hkv, D] each
             plan.private.grown[sid].append(pair)
             wide = [rows.to(compute_dtype(self.dtype)) for rows in pair]
             queries, keys = torch.arange(start, stop, device=q.device), torch.arange(stop, device=q.device)
@@ -75,13 +76,12 @@ class Concat(KVCache):
         return out
 
     def stats(self) -> Stats:
-        distinct = {id(rows): rows for rows in self._rows.values()}.values()
         held = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
-        live = sum(
-            self._layer_bytes(layer) * live_union(self.mask(layer), (rows.length,))
-            for rows in distinct
-            for layer in range(len(self.geometry.layers))
-        )
+        lengths: dict[int, set[int]] = {}  # rows object -> lengths of the histories that read it
+        for sid, rows in self._rows.items():
+            lengths.setdefault(id(rows), set()).add(self._histories[sid].length)
+        layers = range(len(self.geometry.layers))
+        live = sum(self._layer_bytes(layer) * live_union(self.mask(layer), shared) for shared in lengths.values() for layer in layers)
         return Stats(held, held, live, 0)
 
     def bytes_for(self, lengths: Sequence[int], chunk: int = 1) -> int:
@@ -106,7 +106,7 @@ class Concat(KVCache):
         self._rows[child] = self._rows[sid]
 
     def _truncated(self, sid: int, length: int) -> None:
-        self._rows[sid] = Rows(length, tuple((k[:length].clone(), v[:length].clone()) for k, v in self._rows[sid].layers))
+        pass
 
     def _closed(self, sid: int) -> None:
         del self._rows[sid]
@@ -115,7 +115,7 @@ class Concat(KVCache):
         asked = {sid: stop for sid, _, stop in spans}
         if self.limit is not None and max(asked.values()) > self.limit:
             raise ValueError(f"a sequence cannot reach {max(asked.values())} tokens here: limit={self.limit}")
-        kept = {id(rows): rows.length for sid, rows in self._rows.items() if sid not in asked}
+        kept = {id(rows): rows.size for sid, rows in self._rows.items() if sid not in asked}
         needed = (sum(kept.values()) + sum(asked.values())) * self._token_bytes()
         if self.budget_bytes is not None and needed > self.budget_bytes:
             raise CacheFull(needed - self.budget_bytes, tuple(asked))

@@ -193,10 +193,10 @@ class StalePrefix(PagePool):
 
 
 class WritesToPublishedPages(PagePool):
-    """A published page with one owner is written in place."""
+    """A published page that is written in place stays published."""
 
-    def writable(self, page):
-        return self._refs[page] == 1
+    def retract(self, page):
+        pass
 
 
 class NoCopyOnWrite(Lane):
@@ -346,9 +346,9 @@ class ChunkAges(Kivi):
 class OnlyClaimsInt8(Paged):
     """Says int8 and stores what it got."""
 
-    def __init__(self, *arguments, **parameters):
+    def __init__(self, *arguments, codec_k, codec_v, **parameters):
         super().__init__(*arguments, **parameters)
-        self.codec_k = self.codec_v = codec_named("int8")
+        self.codec_k, self.codec_v = codec_named(codec_k), codec_named(codec_v)
 
 
 class BillsTheFormula(Paged):

@@ -117,7 +117,7 @@ MUTANTS = [
     _encode("Q", "Q07", "rows_read_back_as_written_for_every_head_dim", kernels.short_group_borrows_a_scale, Q8),
     _encode("Q", "Q03", "rows_read_back_as_written_for_every_head_dim", kernels.padding_lanes_join_the_range, Q8),
     _cache("Q", "Q09 Q01", "rows_read_back_as_written_for_every_head_dim", caches.ChunkAges, Kivi, KIVI),
-    _cache("Q", "Q01 C04", "the_codec_is_really_read", caches.OnlyClaimsInt8, Paged, PAGED),
+    _cache("Q", "Q01 C04", "the_codec_is_really_read", caches.OnlyClaimsInt8, Paged, INT8),
     _part("A", "A04", "cutting_gives_capacity_back", caches.LeaksCutPages, PAGED),
     _part("A", "A10", "cancel_at_any_moment_leaks_nothing", caches.LeaksAbortedPages, PAGED),
     _cache("A", "A01", "full_plan_changes_nothing", caches.RefusalCostsAPage, Paged, PAGED),

@@ -121,9 +121,16 @@ def test_what_is_compiled_is_what_the_other_ops_launch(ops, compiled_form):
         assert_same(recorder, spec)
 
 
+def committed_card() -> dict:
+    """The card in results/; the tests that need one are skipped until there is one."""
+    if not kernels_card.CARD.is_file():
+        pytest.skip(f"no card is committed: python -m harness.kernels_card makes {kernels_card.CARD.name}")
+    return json.loads(kernels_card.CARD.read_text())
+
+
 def test_the_committed_card_holds():
     """Every listed form is on the card, made from this source; a covering sample compiled now breaks no rule and has not grown."""
-    made_by = json.loads(kernels_card.CARD.read_text())["triton"]
+    made_by = committed_card()["triton"]
     if version("triton") != made_by:
         pytest.skip(f"the card was made by triton {made_by} and this is {version('triton')}: figures of two compilers do not compare")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -178,7 +185,7 @@ def test_a_figure_that_grew_is_named():
 
 
 def test_the_card_is_the_committed_shape():
-    card = json.loads(kernels_card.CARD.read_text())
+    card = committed_card()
     assert card["schema"] == 1
     assert {entry["target"] for entry in card["kernels"]} == {"sm_80", "sm_90", "sm_100", "gfx942"}
     assert all(GOOD.keys() <= entry.keys() for entry in card["kernels"])
