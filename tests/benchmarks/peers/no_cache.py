@@ -45,10 +45,10 @@ def main() -> int:
     rows, tokens = [], []
     with quiet(None):
         for name, storage in (("none", NoCache), ("contiguous", Contiguous)):
-            for _ in range(2):  # the first run warms up
+            for new_tokens in (4, options.new_tokens):  # the first run warms up
                 cache = storage(model.geometry, None, model.decoder.ops)
                 engine = Engine(model.decoder, cache, scheduler_for(cache, 1 << 20, None), Sampler(), DeviceClock("cpu"))
-                log = engine.run([Request(0, tuple(prompt), options.new_tokens)])
+                log = engine.run([Request(0, tuple(prompt), new_tokens)])
             first = len(prompt)
             spans = [(0, first)] + [(0 if name == "none" else n, n + 1) for n in range(first, first + options.new_tokens - 1)]
             fed = sum(step.tokens_fed for step in log.steps)
