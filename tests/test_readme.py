@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-LINES = [line.split("#")[0].strip() for block in re.findall(r"```\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines()]
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)  # (language, text) of each
+LINES = [line.split("#")[0].strip() for language, block in BLOCKS if not language for line in block.splitlines()]
 RUNS = [line for line in LINES if line.startswith("python -m harness ")]
 TOOLS = [line for line in LINES if re.match(r"python -m harness\.\w+ ", line)]
 MAKES = [line for line in LINES if line.startswith("make ")]
