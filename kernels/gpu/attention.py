@@ -12,7 +12,18 @@ import torch
 
 from kernels.codec import codec_named
 from kernels.gpu.attend import attend_kernel, merge_kernel
-from kernels.gpu.launch import FP_FUSION, ceil_div, dtype_name, keys_of, merge_rows, on_amd, pitched, processors, require_listed
+from kernels.gpu.launch import (
+    FP_FUSION,
+    ceil_div,
+    dtype_name,
+    keys_of,
+    merge_rows,
+    on_amd,
+    pitched,
+    processors,
+    register_limit,
+    require_listed,
+)
 from kernels.gpu.specialisations import Attend, Merge, block_dim, key_splits, query_rows, tuning
 from kernels.reference import compute_dtype
 from kernels.rows import Batch, Mask, RowStore
@@ -92,6 +103,7 @@ def attend(
         num_warps=chosen.warps,
         enable_fp_fusion=FP_FUSION,
         num_stages=chosen.stages,
+        **register_limit(chosen),
     )
     return out if splits == 1 else merge(parts, lse, out)
 

@@ -38,25 +38,28 @@ SCALES = {"raw": None, "fp8": None, "int8": "*fp32", "q8_0": "*fp16", "q4_0": "*
 
 @dataclass(frozen=True)
 class Request:
-    """One compilation: argument types by name (None for an absent tensor), constants, warps and stages."""
+    """One compilation: argument types by name (None for an absent tensor), constants, and the options of a launch."""
 
     kernel: Any
     types: dict[str, str | None]
     constants: dict[str, Any]
     warps: int = 4
     stages: int = 3  # Triton's default, which launches that name none get
+    registers: int | None = None
 
     def digest(self, target: str) -> str:
         """Names the compilation: the kernel's source with all it calls, and everything that is asked of the compiler."""
         constants = {name: str(value) for name, value in sorted(self.constants.items())}
-        asked = (self.kernel.cache_key, sorted(self.types.items(), key=str), constants, self.warps, self.stages, target)
+        limit = () if self.registers is None else (self.registers,)
+        asked = (self.kernel.cache_key, sorted(self.types.items(), key=str), constants, self.warps, self.stages, target, *limit)
         return hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
 
     def threads(self, target: str) -> int:
         return self.warps * TARGETS[target].warp_size
 
     def options(self) -> dict[str, int | bool]:
-        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": FP_FUSION}
+        limit = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": FP_FUSION} | limit
 
     def source(self) -> ASTSource:
         names = self.kernel.arg_names
@@ -134,7 +137,7 @@ def _attend(spec: Attend, amd: bool) -> Request:
         "WINDOWED": spec.windowed,
         "SOFTCAPPED": spec.softcapped,
     }
-    return Request(attend_kernel, types, constants, chosen.warps, chosen.stages)
+    return Request(attend_kernel, types, constants, chosen.warps, chosen.stages, chosen.registers)
 
 
 def _rows(spec: Rows) -> Request:

@@ -59,6 +59,11 @@ def keys_of(chosen: Tuning) -> int:
     return SMALLEST_KEYS if interpreted else chosen.keys
 
 
+def register_limit(chosen: Tuning) -> dict[str, int]:
+    """The launch option that sets a thread's registers; AMD's compiler knows none."""
+    return {} if chosen.registers is None else {"maxnreg": chosen.registers}
+
+
 def merge_rows() -> int:
     """Rows that one program of the merge handles. One on a GPU, where a decode step has few; more where programs run one by one."""
     return MERGE_ROWS_INTERPRETED if interpreted else 1

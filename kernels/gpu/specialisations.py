@@ -14,6 +14,9 @@ DECODE_ROWS = 16  # the smallest tile of query rows that matrix instructions tak
 PREFILL_ROWS = 64
 WIDEST_ROWS = 128
 MOST_SPLITS = 32
+MOST_REGISTERS = 255  # of an NVIDIA thread
+# Left alone, NVIDIA's assembler spills a few registers of these to fit more programs on a processor; told the most, it spills none.
+PRESSED = {("paged", "raw", 64, DECODE_ROWS), ("paged", "raw", 128, PREFILL_ROWS)}
 SPLIT_KEYS = 256  # fewer keys than this are not worth a program of their own
 
 
@@ -92,11 +95,12 @@ Spec = Attend | Merge | Rows | Copy | Pointwise
 
 @dataclass(frozen=True)
 class Tuning:
-    """How one form is launched: keys of a tile (attention only), warps, and loads in flight."""
+    """How attention is launched: keys of a tile, warps, loads in flight, and the registers of a thread (None: the compiler's choice)."""
 
     keys: int
     warps: int
     stages: int
+    registers: int | None
 
 
 def power_of_two(n: int) -> int:
@@ -143,14 +147,15 @@ def key_splits(planned: int, programs: int, longest: int, processors: int) -> in
 
 
 def tuning(spec: Attend, amd: bool) -> Tuning:
-    """64 keys to a tile, 32 where more would spill. Paged decode takes a third stage, for the page numbers (AMD's LDS has no room)."""
+    """64 keys to a tile, 32 where more would spill; paged decode has a stage for the page numbers, except in AMD's 64 KiB of LDS."""
     lanes = block_dim(spec.head_dim)
     tall = spec.rows > DECODE_ROWS and lanes >= 128
     narrow = tall and (amd or lanes > spec.head_dim)  # split over eight warps, these spill too
     few_keys = narrow or lanes > 128 or spec.dtype == "float32" or "fp8" in (spec.codec_k, spec.codec_v)
     warps = 8 if spec.dtype == "float32" or spec.rows == WIDEST_ROWS or (tall and not narrow) else 4
     stages = 3 if spec.layout == "paged" and spec.rows == DECODE_ROWS and not amd else 2
-    return Tuning(32 if few_keys else 64, warps, stages)
+    pressed = (spec.layout, spec.codec_k, spec.head_dim, spec.rows) in PRESSED or (spec.layout == "dense" and spec.dtype == "float32")
+    return Tuning(32 if few_keys else 64, warps, stages, MOST_REGISTERS if pressed and not amd else None)
 
 
 CODEC_NAMES = ("raw", "int8", "q8_0", "q4_0", "fp8")

@@ -44,13 +44,13 @@ class Recorder:
     def __getitem__(self, grid):
         return lambda *arguments, **options: self.launches.append(dict(zip(self.kernel.arg_names, arguments, strict=False)) | options)
 
-    def seen(self) -> tuple[dict, dict, int, int]:
-        """Types by argument, constants, warps and stages of the only launch."""
+    def seen(self) -> tuple[dict, dict, int, int, int | None]:
+        """Types by argument, constants, warps, stages and registers of the only launch."""
         (launch,) = self.launches
         assert launch.pop("enable_fp_fusion") is FP_FUSION
-        warps, stages = launch.pop("num_warps"), launch.pop("num_stages", 3)
+        options = launch.pop("num_warps"), launch.pop("num_stages", 3), launch.pop("maxnreg", None)
         constants = {name: launch[name] for name in launch if name.isupper()}
-        return {name: mangled(launch[name]) for name in launch if not name.isupper()}, constants, warps, stages
+        return {name: mangled(launch[name]) for name in launch if not name.isupper()}, constants, *options
 
 
 def mangled(value) -> str | None:
@@ -82,7 +82,7 @@ def assert_same(recorder: Recorder, spec) -> None:
 
     assert spec in LISTED
     asked = request(spec, "sm_90")
-    assert recorder.seen() == (asked.types, asked.constants, asked.warps, asked.stages)
+    assert recorder.seen() == (asked.types, asked.constants, asked.warps, asked.stages, asked.registers)
 
 
 @pytest.mark.parametrize(
