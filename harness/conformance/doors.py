@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from harness.build import StrategySettings, strategy_settings
+from harness.catalogue import strategy_mapping
 from harness.conformance.subject import Factory, Subject
 from harness.conformance.toy import geometry
 from harness.errors import UserError
@@ -24,13 +23,10 @@ from strategies.geometry import Geometry, Refused
 
 SMALL = {"page_size": 4, "window": 7, "sinks": 2, "slack": 5, "group": 4, "residual": 6, "value_group": 8}
 
-_HERE = Path(__file__).resolve().parent.parent
-OUR_FOLDER = next((folder for folder in (_HERE / "_conf", _HERE.parent / "conf") if (folder / "config.yaml").is_file()), _HERE / "_conf")
-
 
 def open_door(name: str, backend: str = "auto", seed: int = 0, examples: int = 30, folders: Sequence[Path] = ()) -> Subject:
     """The subject called `name`. UserError for an unknown name, a bad parameter or a backend that cannot run here."""
-    settings = strategy_settings("strategy", _mapping(name, [*folders, OUR_FOLDER]))
+    settings = strategy_settings("strategy", strategy_mapping(name, folders))
     parameters = {**_defaults(settings.storage_class), **settings.parameters}
     try:
         ops = resolve(backend, "cpu")
@@ -51,21 +47,6 @@ def open_door(name: str, backend: str = "auto", seed: int = 0, examples: int = 3
         vary=lambda changed: _factory(settings.storage_class, changed),
         configured=_factory(settings.storage_class, parameters),
     )
-
-
-def names(folders: Sequence[Path] = ()) -> list[str]:
-    """The strategies that have a YAML file."""
-    return sorted({file.stem for folder in (*folders, OUR_FOLDER) for file in (folder / "strategy").glob("*.yaml")})
-
-
-def _mapping(name: str, folders: Sequence[Path]) -> Mapping[str, Any]:
-    if ":" in name:
-        return {"name": name, "storage": name}
-    for folder in folders:
-        file = folder / "strategy" / f"{name}.yaml"
-        if file.is_file():
-            return yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    raise UserError(f"no strategy {name!r}: choose one of {', '.join(names(folders))}, or module:Class for a cache of your own")
 
 
 def _defaults(storage: type) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.catalogue import strategy_names
 from harness.conformance.__main__ import main
-from harness.conformance.doors import names, open_door
+from harness.conformance.doors import open_door
 from harness.conformance.poison import PoisonOps
 from harness.conformance.promise import KINDS, fare, promises
 from harness.conformance.toy import geometry
@@ -94,7 +95,7 @@ def test_the_kit_loads_neither_pytest_nor_hypothesis_nor_a_model():
 
 
 def test_every_strategy_file_opens_and_is_made_small():
-    for name in names():
+    for name in strategy_names():
         subject = open_door(name, "cpu")
         shape = subject.geometry()
         assert subject.facts(shape).reach < 40, name

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.conformance.doors import names, open_door
+from harness.catalogue import strategy_names
+from harness.conformance.doors import open_door
 from harness.conformance.promise import fare, promises
 
 PROMISES = promises()
@@ -12,7 +13,7 @@ ON_REFERENCE = ("contiguous", "kivi4", "paged_prefix", "window_q4")  # one of ea
 
 
 @pytest.mark.parametrize("one", PROMISES, ids=lambda one: f"{one.kind}-{one.name}")
-@pytest.mark.parametrize("strategy", names())
+@pytest.mark.parametrize("strategy", strategy_names())
 def test_strategy_keeps_its_promise(strategy, one):
     _check(open_door(strategy, "cpu", 0, 30), one)
 
@@ -24,7 +25,7 @@ def test_strategy_keeps_its_promise_on_the_reference_kernels(strategy, one):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("strategy", names())
+@pytest.mark.parametrize("strategy", strategy_names())
 @pytest.mark.parametrize("one", [one for one in PROMISES if one.name.startswith("any_life")], ids=lambda one: one.name)
 def test_strategy_survives_three_hundred_lives(strategy, one):
     _check(open_door(strategy, "cpu", 2, 300), one)

