@@ -123,13 +123,17 @@ def _problem(found: Audit, backend: str, cache: KVCache) -> str | None:
 
 
 def _wide_rows(found: Audit, cache: KVCache) -> str | None:
-    """A coded cache keeps most of its bytes in one-byte elements; a raw one keeps all of them in the working dtype."""
+    """A cache of codes of at most 8 bits keeps most of its bytes in one-byte elements; a raw one keeps all of them in the working dtype.
+
+    Wider codes (a 12-bit codec of somebody's own) may lie in elements of any width: only the bill speaks about those.
+    """
     total = found.stored_bytes
     raw = [codec.name == "raw" for codec in (cache.codec_k, cache.codec_v)]
     working = str(cache.dtype).removeprefix("torch.")
     if all(raw) and found.dtype_bytes.get(working, 0) != total:
         return f"rows are to be stored as {working}, and these dtypes hold them: {', '.join(found.dtype_bytes)}"
-    if not any(raw) and hasattr(cache.codec_k, "code_bits") and total:
+    bits = [getattr(codec, "code_bits", None) for codec in (cache.codec_k, cache.codec_v)]
+    if not any(raw) and total and all(width is not None and width <= 8 for width in bits):
         narrow = sum(size for dtype, size in found.dtype_bytes.items() if torch.empty(0, dtype=getattr(torch, dtype)).element_size() == 1)
         if 2 * narrow <= total:
             return f"rows are to be stored as {cache.codec_k.name} codes, and these dtypes hold them: {', '.join(found.dtype_bytes)}"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from harness import sides
+from harness.audit import Audit, _wide_rows
 from harness.measure.allocation import TensorBytes
 from kernels.api import Ops
+from kernels.codec import CODECS, Codec
 from tests.harness import tiny
 
 
@@ -59,6 +62,17 @@ def test_a_lie_about_bytes_or_kernels_is_incorrect(run, storage, sentence):
     assert record["status"] == "incorrect"
     assert sentence in record["error"]
     assert record["metrics"] is None
+
+
+@pytest.mark.parametrize(
+    ("codec", "dtype_bytes"), [(Codec("ten_bits", 10, None, 0), {"int16": 96}), (SimpleNamespace(name="fitted"), {"float32": 96})]
+)
+def test_codes_of_somebody_elses_width_are_no_lie(codec, dtype_bytes):
+    found = Audit((32,), 96, 96, 96, 96, 96, 96, 0, 1, {}, dtype_bytes, None)
+    cache = SimpleNamespace(codec_k=codec, codec_v=CODECS["int8"], dtype=torch.float32)
+    assert _wide_rows(found, cache) is None
+    both = SimpleNamespace(codec_k=CODECS["int8"], codec_v=CODECS["int8"], dtype=torch.float32)
+    assert "int8 codes" in _wide_rows(found, both)
 
 
 def test_another_backends_code_in_a_kernels_place_is_a_silent_fallback(run, monkeypatch):
