@@ -18,8 +18,12 @@ run: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -q -n $(JOBS) -m "not soak and not gpu"
 
+TIMED_SOAK := tests/harness/test_planted_regressions.py
+
+# What times something comes first and alone.
 soak: $(READY)
-	$(BIN)/python -m pytest -q -m soak
+	$(BIN)/python -m pytest -q -m soak -p no:xdist $(TIMED_SOAK)
+	$(BIN)/python -m pytest -q -m soak -n $(JOBS) $(addprefix --ignore=,$(TIMED_SOAK))
 
 # Every strategy of conf/strategy against the contract, with a report card each.
 kit: $(READY)

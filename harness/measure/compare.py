@@ -109,8 +109,12 @@ def minimum_detectable_effect(
     if pairs < MIN_PAIRS:
         raise ValueError(f"pairs={pairs}: a comparison needs {MIN_PAIRS} or more")
     spread = _mean_and_error(logs)[1] * math.sqrt(len(logs))
-    reach = student_t((1 + confidence) / 2, pairs - 1) + student_t(power, pairs - 1)
-    return math.exp(reach * spread / math.sqrt(pairs)) - 1.0
+    return detectable(spread / math.sqrt(pairs), pairs, confidence, power)
+
+
+def detectable(error: float, samples: int, confidence: float = 0.95, power: float = 0.8) -> float:
+    """The relative difference (0.01 = 1 %) that this standard error of a mean log ratio lets be found with this power."""
+    return math.expm1((student_t((1 + confidence) / 2, samples - 1) + student_t(power, samples - 1)) * error)
 
 
 @dataclass(frozen=True)

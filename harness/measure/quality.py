@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from harness.errors import UserError
+from harness.measure.compare import detectable
 from harness.measure.metrics import bits_per_byte, perplexity_per_token, quantile
 from harness.measure.reading import Reader, Reads, Side, reading
 from strategies.base import KVCache
@@ -110,6 +111,7 @@ class Quality:
     reference_perplexity: float
     nll_difference_mean: float  # strategy - reference, token by token
     nll_difference_error: float
+    perplexity_detectable: float  # 0.01 = 1 %: the smallest change of perplexity that these tokens show 8 times in 10
     noise_kl_mean: float | None  # the reference against itself, fed in other chunks: less than this means nothing
     noise_top1_agreement: float | None
     context: int
@@ -189,6 +191,7 @@ def summary(scores: Scores, twin: Scores | None, reads: Reads, scored_bytes: int
         reference_perplexity=perplexity_per_token(math.fsum(scores.reference_nll), n),
         nll_difference_mean=math.fsum(differences) / n,
         nll_difference_error=_standard_error(differences),
+        perplexity_detectable=detectable(_standard_error(differences), max(2, n)),
         noise_kl_mean=None if twin is None else math.fsum(twin.kl) / len(twin.kl),
         noise_top1_agreement=None if twin is None else sum(twin.agree) / len(twin.agree),
         context=protocol.context,

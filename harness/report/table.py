@@ -169,7 +169,9 @@ def _quality_answer(record: Record) -> str:
     return (
         f"perplexity {number(quality.get('perplexity'), 4)} a token, {number(quality.get('bits_per_byte'), 4)} bits per byte, "
         f"over {number(quality.get('scored_tokens'), 0)} scored tokens\n"
-        f"KL to the reference {small(quality.get('kl_mean'))} nats, same top-1 token {percent(quality.get('top1_agreement'))} %\n"
+        f"KL to the reference {small(quality.get('kl_mean'))} nats, same top-1 token {percent(quality.get('top1_agreement'))} % "
+        f"(the reference against itself: {small(quality.get('noise_kl_mean'))} nats, {percent(quality.get('noise_top1_agreement'))} %); "
+        f"changes of perplexity from {percent(quality.get('perplexity_detectable'))} % on would show\n"
         f"{percent(quality.get('cached_read_ratio'))} % of the keys attended were read from the cache"
     )
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from harness.errors import UserError
@@ -93,6 +94,9 @@ def test_kl_agreement_and_differences_equal_numpy(model, side):
     assert quality.kl_p99 == pytest.approx(np.quantile(kl, 0.99), rel=1e-9)
     assert quality.top1_agreement == np.mean(agree) < 1
     assert quality.nll_difference_mean == pytest.approx(differences.mean(), rel=1e-9)
+    error = differences.std(ddof=1) / math.sqrt(len(differences))
+    reach = scipy.stats.t.ppf(0.975, len(differences) - 1) + scipy.stats.t.ppf(0.8, len(differences) - 1)
+    assert quality.perplexity_detectable == pytest.approx(math.exp(reach * error) - 1, rel=1e-6)
     assert quality.nll_difference_error == pytest.approx(differences.std(ddof=1) / math.sqrt(len(differences)), rel=1e-9)
 
 
