@@ -56,10 +56,14 @@ def fingerprint(device: str, threads: int, seed: int) -> dict[str, object]:
 
 
 def machine_class(cpu: Mapping[str, object], gpu: Mapping[str, object] | None) -> str:
-    """The name under which results may be compared: same GPU, or same CPU model with the same number of usable cores."""
+    """The name under which results may be compared: same GPU, or same CPU model with the same number of usable cores.
+
+    The generation is part of it where the system tells it: a virtual machine may call every CPU of a maker by one name.
+    """
     if gpu is not None:
         return _slug(f"{gpu['name']}")
-    return _slug(f"{platform.machine()} {cpu['model']} {cpu['usable_cores']}c")
+    generation = f"g{cpu['generation']} " if cpu.get("generation") else ""
+    return _slug(f"{platform.machine()} {cpu['model']} {generation}{cpu['usable_cores']}c")
 
 
 def versions() -> dict[str, str | None]:
@@ -82,6 +86,7 @@ def _cpu() -> dict[str, object]:
     flags = set(facts.get("flags", facts.get("Features", "")).split())
     return {
         "model": facts.get("model name") or _darwin_cpu() or platform.processor() or platform.machine(),
+        "generation": _generation(facts),
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": _memory_bytes(),
@@ -97,6 +102,12 @@ def _cpuinfo() -> dict[str, str]:
         return {}
     pairs = (line.partition(":") for line in first.splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _generation(facts: Mapping[str, str]) -> str | None:
+    """Family and model numbers of an x86 CPU, such as 25-17; None where the system does not tell."""
+    numbers = [facts.get("cpu family"), facts.get("model")]
+    return "-".join(numbers) if all(numbers) else None
 
 
 def _darwin_cpu() -> str | None:

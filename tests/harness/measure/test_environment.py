@@ -92,4 +92,6 @@ def test_the_machine_class_tells_machines_apart_and_can_name_a_folder():
     assert name.endswith("-toy-core-i9-3.0ghz-8c")
     assert "/" not in name
     assert e.machine_class(cpu | {"usable_cores": 4}, None) != name
+    generations = [e.machine_class(cpu | {"generation": number}, None) for number in ("25-17", "23-49")]
+    assert len({*generations, name}) == 3
     assert e.machine_class(cpu, {"name": "Toy GPU 80GB"}) == "toy-gpu-80gb"
