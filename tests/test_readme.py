@@ -28,8 +28,9 @@ def test_every_run_in_the_readme_composes(line):
     from harness.cli import cli
 
     arguments = shlex.split(line)[3:]
-    if "-m" in arguments:
-        arguments = [argument for argument in arguments if argument != "-m" and "glob" not in argument] + ["+strategy=paged"]
+    swept = [argument for argument in arguments if argument == "-m" or argument.startswith("sweep=") or "glob" in argument]
+    if swept:
+        arguments = [argument for argument in arguments if argument not in swept] + ["+strategy=paged"]
     assert cli([*arguments, "--cfg", "job"]) == 0
 
 
