@@ -185,6 +185,7 @@ def _measured(job: Job, record: dict[str, Any], paired: Paired) -> None:
     record["reference"] = {
         "strategy": job.reference.settings.name,
         "metrics": {name: comparison.as_dict() for name, comparison in paired.compared().items()},
+        "pairs": {"disturbed": paired.disturbed, "set_aside": paired.set_aside},
         "laws": laws(paired, job.strategy.model.geometry.context),
     }
     record["samples"] = paired.raw()

@@ -5,6 +5,9 @@ It does not know what a strategy is: it is handed two things to run, and compare
 Machine noise drifts, so the two are run in pairs, in random order within each pair, and compared pair by pair. First use
 (compiling, allocating, paging in) is paid before the first pair and reported apart. When both are the same thing, the
 result is the noise floor: a twin, the reference once more, is run within each pair to find it.
+
+A pair during which other processes took a core's share is taken again: it says more about them. The reason is read from the
+system's counters, never from the times, so nothing is chosen by its result; how many pairs went this way is part of the result.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from harness.engine.events import EventLog
 from harness.errors import UserError
 from harness.measure.clock import Clock, Conditions, quiet
 from harness.measure.compare import BETTER, LOWER, MIN_PAIRS, Comparison, compare, noise_floor
+from harness.measure.interference import disturbed, others_s
 from harness.measure.metrics import SUMMARY_KEYS, TIMINGS, metrics, quantile
 
 MEDIANS = {"itl_s": "itl_p50_s"}  # steadier than the mean on a busy machine, blind to rare slow steps
@@ -56,6 +60,8 @@ class Paired:
     order: tuple[str, ...]
     elapsed_s: float
     conditions: Conditions
+    disturbed: int  # pairs that others disturbed and that count all the same, because too many were
+    set_aside: int  # disturbed pairs that were taken again
 
     @property
     def pairs(self) -> int:
@@ -103,12 +109,14 @@ def measure_pairs(
     threads: int | None = None,
     progress: Callable[[int, int], None] = lambda done, least: None,
     twin: Run | None = None,
+    others: Callable[[], float | None] = others_s,
 ) -> Paired:
     """Take at least `pairs` pairs, then more while another one fits into `seconds`.
 
     strategy, reference: run the workload once, on a fresh cache, with the same prompts. warmup: uncounted runs of each side
     first. seed decides the order within pairs. threads: of torch, None = as they are. progress(pairs done, pairs or more).
     twin: the reference once more, run within each pair, for the noise floor; it needs no warm-up of its own (None: no floor).
+    others: CPU seconds that other processes have used so far; up to `pairs` disturbed pairs are taken again.
     UserError for limits that leave nothing to compare.
     """
     if pairs < MIN_PAIRS:
@@ -124,18 +132,25 @@ def measure_pairs(
         start_s = clock.now()
         logs: dict[str, list[EventLog]] = {name: [] for name in runs}
         order: list[str] = []
-        longest_s = 0.0
+        longest_s, disturbed_pairs, set_aside = 0.0, 0, 0
         while len(order) < pairs or clock.now() - start_s + longest_s <= seconds:
-            pair_s = clock.now()
+            pair_s, others_before_s = clock.now(), others()
             names = rng.sample(list(runs), len(runs))
-            for name in names:
-                logs[name].append(_once(runs[name]))
+            taken = {name: _once(runs[name]) for name in names}
+            took_s = clock.now() - pair_s
+            if disturbed(others_before_s, others(), took_s):
+                if set_aside < pairs:
+                    set_aside += 1
+                    continue
+                disturbed_pairs += 1
+            for name, log in taken.items():
+                logs[name].append(log)
             order.append(names[0])
-            longest_s = max(longest_s, clock.now() - pair_s)
+            longest_s = max(longest_s, took_s)
             progress(len(order), pairs)
         elapsed_s = clock.now() - start_s
     sides = {name: _samples(logs[name], first_s[name]) for name in runs}
-    return Paired(sides["strategy"], sides["reference"], sides.get("twin"), tuple(order), elapsed_s, conditions)
+    return Paired(sides["strategy"], sides["reference"], sides.get("twin"), tuple(order), elapsed_s, conditions, disturbed_pairs, set_aside)
 
 
 @contextmanager

@@ -144,6 +144,14 @@ def _speed_answer(record: Record) -> str:
         found = compared[name]
         pairs = f"{found['pairs']} pairs"
         lines.append(f"{name} / {reference['strategy']}: {against_reference(record, name, named=False)} ({pairs})")
+    busy = section(reference, "pairs")
+    if busy.get("set_aside"):
+        kept = (
+            f", {busy['disturbed']} more count although they were disturbed: measure again on a quieter machine"
+            if busy["disturbed"]
+            else ""
+        )
+        lines.append(f"other processes kept a core busy: {busy['set_aside']} pairs were taken again{kept}")
     return "\n".join(lines)
 
 

@@ -30,6 +30,7 @@ from harness.measure.compare import LOWER, SLOWER, compare, noise_floor
 from harness.measure.datasets import load_text
 from harness.measure.environment import fingerprint
 from harness.measure.eventfile import EventFile
+from harness.measure.interference import disturbed, others_s
 from harness.measure.metrics import wall_s
 from harness.model.decoder import Decoder
 from harness.model.load import load_model
@@ -75,13 +76,16 @@ def verdicts(strategy: Contender, reference: Contender, load: Load, times: int, 
     """{timing: {verdict: how often}} over `times` whole comparisons, each with a seed of its own, and every ratio."""
     counted: dict[str, Counter[str]] = {}
     ratios: dict[str, list[float]] = {}
+    set_aside = disturbed_pairs = 0
     for seed in range(times):
         paired = measure(strategy, reference, load, "cpu", seed, how, lambda side: EventLog(), lambda done, least: None)
+        set_aside, disturbed_pairs = set_aside + paired.set_aside, disturbed_pairs + paired.disturbed
         for timing, comparison in paired.compared().items():
             counted.setdefault(timing, Counter())[comparison.verdict] += 1
             ratios.setdefault(timing, []).append(round(comparison.interval.ratio, 5))
         progress(seed + 1, times)
-    return {"times": times, "verdicts": {name: dict(found) for name, found in counted.items()}, "ratios": ratios}
+    about = {"times": times, "pairs": how.pairs, "set_aside": set_aside, "disturbed": disturbed_pairs}
+    return about | {"verdicts": {name: dict(found) for name, found in counted.items()}, "ratios": ratios}
 
 
 def bare_s(side: Contender, load: Load) -> float:
@@ -128,12 +132,18 @@ def overhead(side: Contender, load: Load, pairs: int, progress: Callable[[int, i
         }
         for take in takes.values():
             take()
-        for done in range(pairs):
-            for name in rng.sample(list(takes), len(takes)):
-                samples[name].append(takes[name]())
-            progress(done + 1, pairs)
+        set_aside = 0
+        while len(samples["bare"]) < pairs:
+            start_s, others_before_s = now(), others_s()
+            taken = {name: takes[name]() for name in rng.sample(list(takes), len(takes))}
+            if disturbed(others_before_s, others_s(), now() - start_s) and set_aside < pairs:
+                set_aside += 1
+                continue
+            for name, seconds in taken.items():
+                samples[name].append(seconds)
+            progress(len(samples["bare"]), pairs)
     floor = noise_floor(samples["bare"], samples["bare again"])
-    return compare(samples["measured"], samples["bare"], LOWER, floor).as_dict() | {"samples_s": samples}
+    return compare(samples["measured"], samples["bare"], LOWER, floor).as_dict() | {"set_aside": set_aside, "samples_s": samples}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -145,10 +155,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--comparisons", type=int, default=40, help="of the strategy with itself (default: 40)")
     parser.add_argument("--planted", type=int, default=10, help="comparisons with a slowed copy (default: 10)")
     parser.add_argument("--factor", type=float, default=1.1, help="how much slower the copy is (default: 1.1)")
-    parser.add_argument("--pairs", type=int, default=8, help="pairs of a comparison (default: 8)")
-    parser.add_argument("--overhead-pairs", type=int, default=40)
-    parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--new-tokens", type=int, default=16)
+    parser.add_argument("--pairs", type=int, default=10, help="pairs of a comparison with itself (default: 10)")
+    parser.add_argument("--planted-pairs", type=int, default=40, help="pairs of one with the slowed copy (default: 40)")
+    parser.add_argument("--overhead-pairs", type=int, default=60)
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--new-tokens", type=int, default=8)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     console = Console(stderr=True)
@@ -156,13 +167,13 @@ def main(arguments: list[str] | None = None) -> int:
     tokens = side.model.tokenizer.encode(load_text(BuiltinData("builtin", "builtin")).text, False)
     workload = Steady(prompt_tokens=options.prompt_tokens, new_tokens=options.new_tokens)
     load = Load(tuple(workload.requests(tokens, 0, side.model.geometry.context)), workload.step_tokens, workload.max_sequences)
-    how = Measure(options.pairs, 0.0, 1, None)
+    how, longer = Measure(options.pairs, 0.0, 1, None), Measure(options.planted_pairs, 0.0, 1, None)
     other = twin_of(side)
     with bar(console, f"{options.strategy} against itself") as progress:
         same = verdicts(side, other, load, options.comparisons, how, progress)
     slow = replace(side, decoder=Slowed(side.decoder, options.factor))
     with bar(console, f"{options.strategy} made {options.factor:g} times slower") as progress:
-        slower = verdicts(slow, other, load, options.planted, how, progress)
+        slower = verdicts(slow, other, load, options.planted, longer, progress)
     with bar(console, "a measured pass beside a bare loop") as progress:
         cost = overhead(side, load, options.overhead_pairs, progress)
     found = {

@@ -11,9 +11,14 @@ import pytest
 
 from harness.engine.events import DECODE, LENGTH, PREFILL, EventLog, StepEvent, TokenEvent
 from harness.errors import UserError
+from harness.measure import paired
 from harness.measure.clock import ManualClock
-from harness.measure.paired import measure_pairs
 from harness.measure.points import beats_from, itl_law, itl_points
+
+
+def measure_pairs(*given, others=lambda: None, **named) -> paired.Paired:
+    """On a machine whose neighbours are ours too: by default they are not known."""
+    return paired.measure_pairs(*given, others=others, **named)
 
 
 def a_log(clock: ManualClock, prefill_s: float, decode_s, new_tokens: int = 6, prompt: int = 10) -> EventLog:
@@ -90,6 +95,37 @@ def test_an_effect_below_the_noise_floor_is_no_effect():
 
     assert verdict(None) == verdict(1.0) == "faster"
     assert verdict(1.05) == "indistinguishable"
+
+
+class Neighbours:
+    """Other processes that take a whole core during the pairs of these numbers, and 5 % of one otherwise."""
+
+    def __init__(self, clock: ManualClock, busy: set[int]) -> None:
+        self.clock, self.busy = clock, busy
+        self.readings, self.total_s, self.last_s = 0, 0.0, clock.now()
+
+    def __call__(self) -> float:
+        pair, ends = divmod(self.readings, 2)
+        if ends:
+            self.total_s += (1.0 if pair in self.busy else 0.05) * (self.clock.now() - self.last_s)
+        self.readings, self.last_s = self.readings + 1, self.clock.now()
+        return self.total_s
+
+
+@pytest.mark.parametrize(("busy", "set_aside", "disturbed", "runs"), [(set(), 0, 0, 5), ({0, 3}, 2, 0, 7), (set(range(99)), 5, 5, 10)])
+def test_pairs_that_others_disturb_are_taken_again_while_there_is_hope(busy, set_aside, disturbed, runs):
+    bench = Bench()
+    sides = bench.run("a", 1.0), bench.run("b", 1.0)
+    result = measure_pairs(*sides, bench.clock, seed=0, pairs=5, seconds=0.0, others=Neighbours(bench.clock, busy))
+    assert (result.pairs, result.set_aside, result.disturbed) == (5, set_aside, disturbed)
+    assert len(bench.ran) == 2 + 2 * runs
+    assert len(result.strategy.logs) == len(result.reference.logs) == 5
+
+
+def test_a_system_that_does_not_tell_disturbs_nothing():
+    bench = Bench()
+    result = measure_pairs(bench.run("a", 1.0), bench.run("b", 1.0), bench.clock, seed=0, seconds=0.0, others=lambda: None)
+    assert (result.set_aside, result.disturbed) == (0, 0)
 
 
 def test_first_use_is_reported_apart_and_in_no_sample():
