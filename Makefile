@@ -29,16 +29,20 @@ soak: $(READY)
 kit: $(READY)
 	set -e; for file in conf/strategy/*.yaml; do $(BIN)/python -m harness.conformance $$(basename $$file .yaml); done
 
-# Timings are taken in one process that has the machine to itself: never under xdist.
+# Timings are taken in one process that has the machine to itself: never under xdist. Several processes show what differs between them.
+RUNS ?= 3
+FILES = $(foreach run,$(shell seq $(RUNS)),$(MEASURED:.json=.$(run).json))
+
 measured: $(READY)
 	mkdir -p $(dir $(MEASURED))
-	$(BIN)/python -m pytest -q tests/benchmarks -p no:xdist --benchmark-enable --benchmark-quiet --benchmark-json=$(MEASURED)
+	set -e; for file in $(FILES); do \
+		$(BIN)/python -m pytest -q tests/benchmarks -p no:xdist --benchmark-enable --benchmark-quiet --benchmark-json=$$file; done
 
 gate: measured
-	$(BIN)/python -m harness.gate $(MEASURED)
+	$(BIN)/python -m harness.gate $(FILES)
 
 baseline: measured
-	$(BIN)/python -m harness.gate $(MEASURED) --update all
+	$(BIN)/python -m harness.gate $(FILES) --update all
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

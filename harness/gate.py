@@ -3,6 +3,7 @@
 It reads and writes files; what is worse is decided in `harness/measure/gate.py`. It measures nothing itself.
 
     python -m harness.gate CURRENT.json                        against results/baseline
+    python -m harness.gate A.json B.json C.json                several runs of the same code, judged as one
     python -m harness.gate CURRENT.json --baseline FILE.json   against one file, measured on this class of machine
     python -m harness.gate HEAD.json --baseline BASE.json --speed-only   two commits, measured one after the other on one machine
     python -m harness.gate CURRENT.json --update all           write both parts of the baseline
@@ -18,12 +19,13 @@ Exit codes: 0 pass, 1 regression, 2 refused (these files cannot be compared), 3 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ from harness.measure.gate import (
     judge_content,
     judge_presence,
     judge_speed,
+    of_runs,
     overall,
 )
 
@@ -79,6 +82,28 @@ def read(path: Path) -> Measured:
     if not entries:
         raise UserError(f"{path} holds no benchmark: run tests/benchmarks with --benchmark-enable and without xdist")
     return found
+
+
+def together(runs: Sequence[Measured]) -> Measured:
+    """Runs of the same code as one. UserError if they are not that: other inputs, machine, conditions, benchmarks or bytes."""
+    first = runs[0]
+    for other in runs[1:]:
+        same = [
+            (run.data_sha256, run.machine, run.conditions, {name: entry.bytes for name, entry in run.entries.items()})
+            for run in (first, other)
+        ]
+        if same[0] != same[1]:
+            raise UserError(
+                f"{other.path} is no second run of what {first.path} measured: give files of one machine and one state of the code"
+            )
+    speeds = of_runs([{name: entry.speed for name, entry in run.entries.items() if entry.speed is not None} for run in runs])
+    entries = {name: replace(entry, speed=speeds.get(name)) for name, entry in first.entries.items()}
+    raw = copy.deepcopy(first.raw)
+    for benchmark in raw["benchmarks"]:
+        speed = entries[benchmark["fullname"]].speed
+        if speed is not None:
+            benchmark["extra_info"]["against_calibration"] = asdict(speed)
+    return replace(first, entries=entries, raw=raw)
 
 
 def _entry(extra: dict[str, Any]) -> Entry:
@@ -146,16 +171,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command -> its exit code."""
     options = _parser().parse_args(arguments)
     try:
-        current = read(options.current)
-        if options.speed_only and not options.baseline.is_file():
+        current = together([read(path) for path in options.current])
+        folder = options.baseline[0] if len(options.baseline) == 1 and not options.baseline[0].is_file() else None
+        if options.speed_only and folder is not None:
             raise UserError("--speed-only needs --baseline FILE.json: what was measured on this machine before the change")
         if options.update is not None:
-            return _update(options.baseline, current, speed=options.update == "all")
-        if options.baseline.is_dir():
-            findings, not_judged = judge_folder(options.baseline, current)
+            if folder is None:
+                raise UserError("--update writes a folder of baselines: give one folder with --baseline, or none")
+            return _update(folder, current, speed=options.update == "all")
+        if folder is not None and folder.is_dir():
+            findings, not_judged = judge_folder(folder, current)
         else:
-            whole = not options.speed_only
-            findings, not_judged = judge(read(options.baseline), current, content=whole, speed=True, presence=whole), None
+            baseline, whole = together([read(path) for path in options.baseline]), not options.speed_only
+            findings, not_judged = judge(baseline, current, content=whole, speed=True, presence=whole), None
     except UserError as error:
         print(f"gate: refused: {error}", file=sys.stderr)
         return EXIT_CODES[REFUSED]
@@ -167,8 +195,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m harness.gate", description=about, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("current", type=Path, help="what --benchmark-json wrote")
-    parser.add_argument("--baseline", type=Path, default=BASELINES, help="a folder of baselines or one file (default: results/baseline)")
+    parser.add_argument("current", type=Path, nargs="+", help="what --benchmark-json wrote; several files: runs of the same code")
+    parser.add_argument(
+        "--baseline", type=Path, nargs="+", default=[BASELINES], help="a folder of baselines, or files (default: results/baseline)"
+    )
     parser.add_argument("--speed-only", action="store_true", help="judge only the speed of what both files hold: before and after a change")
     parser.add_argument("--update", choices=("all", "portable"), help="make CURRENT the baseline instead of judging it")
     return parser

@@ -8,13 +8,16 @@ error (Yuen 1974: outliers of a busy machine weigh nothing, and the error says w
 both noises up to 2 %, a change beyond half-way to 1.3x (1.14x) is a regression: half-way is at least 4.6 standard errors from no
 change and from 1.3x alike. Above that the answer is `inconclusive`, unless even the lower end of the interval is beyond 1.3x.
 
+Several runs. What changes from process to process and from minute to minute is in no run's own noise. Of runs of the same code the
+ratios are averaged, and the spread between runs, pooled over all benchmarks because three runs say little about one, joins the noise.
+
 Bytes are compared exactly. KL is compared by the intervals of its mean: they must not part upwards.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -86,6 +89,20 @@ def speed(measured: Sequence[float], calibration: Sequence[float]) -> Speed:
     squares = math.fsum((value - level) ** 2 for value in winsorised)
     noise = math.sqrt(squares / (len(kept) * (len(kept) - 1)))
     return Speed(math.fsum(kept) / len(kept), noise, len(logs))
+
+
+def of_runs(runs: Sequence[Mapping[str, Speed]]) -> dict[str, Speed]:
+    """Several runs of the same benchmarks as one, each benchmark's noise with what all of them show between runs. One run is itself."""
+    names = [name for name in runs[0] if all(name in run for run in runs)]
+    if len(runs) < 2 or not names:
+        return dict(runs[0])
+    levels = {name: math.fsum(run[name].log_ratio for run in runs) / len(runs) for name in names}
+    squares = math.fsum((run[name].log_ratio - levels[name]) ** 2 for run in runs for name in names)
+    between = squares / (len(names) * (len(runs) - 1))  # the variance of one run
+    within = {name: math.fsum(run[name].noise ** 2 for run in runs) / len(runs) for name in names}
+    pairs = {name: sum(run[name].pairs for run in runs) for name in names}
+    # What differs between runs includes what differs within them: the larger of the two, not their sum.
+    return {name: Speed(levels[name], math.sqrt(max(between, within[name]) / len(runs)), pairs[name]) for name in names}
 
 
 def mean_of(samples: Sequence[float]) -> Mean:

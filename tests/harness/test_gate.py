@@ -128,6 +128,41 @@ def test_another_machine_class_is_gated_on_bytes_and_kl_and_says_that_speed_was_
     assert gate(elsewhere)[0] == 1
 
 
+def runs(tmp_path, name: str, log_ratios: list[tuple[float, float]]) -> list[str]:
+    """One file for each run: the log ratios of the two benchmarks in it."""
+    paths = []
+    for number, levels in enumerate(log_ratios):
+        one = document()
+        for benchmark, level in zip(one["benchmarks"], levels, strict=True):
+            benchmark["extra_info"]["against_calibration"]["log_ratio"] = level
+        paths.append(tmp_path / f"{name}.{number}.json")
+        paths[-1].write_text(json.dumps(one))
+    return [str(path) for path in paths]
+
+
+def test_what_differs_between_runs_is_noise(tmp_path, capsys):
+    """The second benchmark is steady, and yet it cannot be judged beside one that jumps: three runs say too little about one."""
+    before = runs(tmp_path, "before", [(0.5, 0.7), (0.8, 0.7), (0.6, 0.7)])
+    assert main([*before, "--baseline", *before]) == 3
+    assert "noise 6." in capsys.readouterr().out  # sqrt((0.1333^2 + 0.1667^2 + 0.0333^2) / (2 * 2) / 3)
+    steady = runs(tmp_path, "steady", [(0.5, 0.7), (0.502, 0.698), (0.498, 0.702)])
+    slower = runs(tmp_path, "slower", [(0.5, 0.96), (0.498, 0.962), (0.502, 0.958)])
+    assert main([*steady, "--baseline", *steady]) == 0
+    assert main([*slower, "--baseline", *steady]) == 1
+    out = capsys.readouterr().out
+    assert out.count("regression   speed") == 1
+    assert "test_step[int8] takes 1.297x" in out
+
+
+def test_runs_of_other_code_are_not_put_together(tmp_path, gate, capsys):
+    first, second = runs(tmp_path, "run", [(0.5, 0.5), (0.5, 0.5)])
+    other = document()
+    other["benchmarks"][0]["extra_info"]["bytes"]["stored_bytes"] = 1
+    (tmp_path / "run.1.json").write_text(json.dumps(other))
+    assert main([first, second]) == 2
+    assert "is no second run of what" in capsys.readouterr().err
+
+
 def test_other_conditions_are_not_compared_and_named(gate, baseline):
     current = changed(REGRESSIONS["speed"])
     current["machine_info"]["conditions"]["torch"] = "2.14.0"
