@@ -177,7 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
     with bar(console, "a measured pass beside a bare loop") as progress:
         cost = overhead(side, load, options.overhead_pairs, progress)
     found = {
-        "about": {key: str(value) for key, value in vars(options).items()} | {"dtype": side.model.dtype},
+        "about": {key: str(value) for key, value in vars(options).items() if key != "out"} | {"dtype": side.model.dtype},
         "environment": fingerprint("cpu", torch.get_num_threads(), 0),
         "same": same,
         "slower": slower,
