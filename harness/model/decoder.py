@@ -38,7 +38,7 @@ class Decoder:
 
         ids [T] int64 are the tokens of `plan`, in its order. Stores K and V of every token through `cache.attend`.
         """
-        stop = max(stop for _, stop in plan.batch.spans)
+        stop = min(plan.batch.longest, self.architecture.context)
         rotations = [table.rows(plan.positions, stop) for table in self._tables]
         x = embedding(ids, self.weights.embedding)  # [T, E]
         if self._embedding_scale is not None:
@@ -84,7 +84,7 @@ class Decoder:
         return ops.rope(q, cos, sin), ops.rope(k, cos, sin) if rotate_keys else k
 
     def _wanted(self, o: torch.Tensor, residual: torch.Tensor, plan: Plan, rows: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        if rows is None and plan.batch.tokens == len(plan.spans):
+        if rows is None and plan.batch.tokens == len(plan.batch.spans):
             return o, residual
         rows = plan.logit_rows if rows is None else rows
         return o.index_select(0, rows), residual.index_select(0, rows)
