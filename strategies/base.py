@@ -144,7 +144,9 @@ class KVCache(ABC):
         Refused by a cache that is not `capturable`.
         """
         if not self.capturable:
-            raise Refused(f"{type(self).__name__} cannot be replayed from a captured graph, so its plans cannot be padded: do without graphs")
+            raise Refused(
+                f"{type(self).__name__} cannot be replayed from a captured graph, so its plans cannot be padded: do without graphs"
+            )
         if self._histories:
             raise RuntimeError("scratch rows must be reserved before the first sequence is opened")
         if self._static is None:
