@@ -32,6 +32,11 @@ class Decoder:
         scale = architecture.embedding_scale
         self._embedding_scale = None if scale is None else torch.tensor(scale, dtype=self.dtype, device=self.device)
 
+    def settle(self) -> None:
+        """Make the tables of every position of the context now: later steps may be replayed, and must find them where they are."""
+        for table in self._tables:
+            table.rows(torch.zeros(1, dtype=torch.int64, device=self.device), self.architecture.context)
+
     @torch.inference_mode()
     def __call__(self, ids: torch.Tensor, plan: Plan, cache: KVCache, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [R, V] of packed `rows` [R] int64 (None: the last row of each span), float32, or float64 in a float64 model.

@@ -53,11 +53,11 @@ class Recorder(Ops):
         return getattr(super(), op)(*arguments)
 
     def replay(self, plan: Plan, host: bool) -> list[torch.Tensor]:
-        """Make the recorded calls again -> the outputs of their attends. host: with the numbers that host kernels read brought up to date."""
-        made = [
-            getattr(super(Recorder, self), op)(*(current(x, plan) if host else x for x in arguments)) for op, arguments in self.recorded
-        ]
-        return [out for out in made if out is not None]
+        """Make the recorded calls again -> the outputs of their attends. host: with the numbers that host kernels read up to date."""
+        outs = []
+        for op, arguments in self.recorded:
+            outs.append(getattr(super(), op)(*([current(x, plan) for x in arguments] if host else arguments)))
+        return [out for out in outs if out is not None]
 
 
 def current(argument: Any, plan: Plan) -> Any:
