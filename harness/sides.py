@@ -65,12 +65,14 @@ def contenders(settings: Settings, device: str) -> tuple[Contender, Contender]:
 
 def _contender(settings: Settings, strategy: StrategySettings, device: str, model: Model | None) -> Contender:
     from harness.engine.graphs import CudaGraphs
+    from harness.model.compiled import CompiledDecoder
     from harness.model.decoder import Decoder
 
     ops = make_ops(settings.general.backend, device)
     if model is None:
         model = _load(settings, strategy, device, ops)
-    decoder = Decoder(model.decoder.architecture, model.decoder.weights, ops)
+    make = CompiledDecoder if settings.general.compile else Decoder
+    decoder = make(model.decoder.architecture, model.decoder.weights, ops)
     found = Contender(strategy, model, decoder, ops, settings.general.budget_bytes)
     because = launched_because(settings.general.graphs, device, ops.name, found.cache())  # also refuses what it cannot honour
     if because is not None:

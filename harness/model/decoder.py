@@ -20,6 +20,8 @@ Rotation = tuple[torch.Tensor, torch.Tensor]  # cos, sin [T, R] float32
 class Decoder:
     """A decoder-only transformer (pre-norm, rotary, gated MLP) over any `KVCache`."""
 
+    compiled = False  # whether torch.compile made any of it
+
     def __init__(self, architecture: Architecture, weights: Weights, ops: Ops) -> None:
         self.architecture = architecture
         self.weights = weights
@@ -68,13 +70,19 @@ class Decoder:
         plan: Plan,
         cache: KVCache,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v, residual = self._project(layer, x, residual, rotation, cache.keys == "rotated")
+        o = cache.attend(index, q, k, v, plan)  # [T, Hq, D]
+        return o.flatten(1), residual
+
+    def _project(
+        self, layer: LayerWeights, x: torch.Tensor, residual: torch.Tensor | None, rotation: Rotation, rotate_keys: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q [T, Hq, D], k and v [T, Hkv, D] of one layer, and the residual stream [T, E]."""
         a, ops = self.architecture, self.ops
         x, residual = ops.rms_norm(x, layer.input_norm, a.norm_eps, residual)
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, a.head_dim)  # [T, Hq + 2 Hkv, D]
-        q, k = self._rotated(layer, qkv, rotation, cache.keys == "rotated")
-        v = qkv[:, a.query_heads + a.kv_heads :]
-        o = cache.attend(index, q, k, v, plan)  # [T, Hq, D]
-        return o.flatten(1), residual
+        q, k = self._rotated(layer, qkv, rotation, rotate_keys)
+        return q, k, qkv[:, a.query_heads + a.kv_heads :], residual
 
     def _rotated(self, layer: LayerWeights, qkv: torch.Tensor, rotation: Rotation, rotate_keys: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """q [T, Hq, D] and k [T, Hkv, D], normed where the architecture says so; keys are rotated only for caches that want them so."""
