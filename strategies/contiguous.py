@@ -72,9 +72,8 @@ class Contiguous(KVCache):
         self.codec_k, self.codec_v, self.heads = codec_named(codec_k), codec_named(codec_v), heads
         self._layer_bytes = [row_bytes(geometry, layer, self.codec_k, self.codec_v) for layer in range(len(geometry.layers))]
         self._row_bytes = sum(self._layer_bytes)
-        self._scratch = 0  # rows behind the arena
         self._generation = 0  # how often the stores were replaced by new ones, at other addresses
-        self._build_arena()
+        self._build_arena(0)
         self._runs: dict[int, Run | None] = {}
         self._expect: dict[int, int] = {}
 
@@ -136,15 +135,17 @@ class Contiguous(KVCache):
         self._give_back(run)
 
     def _scratch_reserved(self) -> None:
-        self._scratch = 1
-        self._build_arena()
+        self._build_arena(1)
 
-    def _build_arena(self) -> None:
-        """The arena and its stores, empty: all that the budget holds, or nothing yet. Refused when that is no token."""
-        rows = 0 if self.budget_bytes is None else self.budget_bytes // self._row_bytes - self._scratch
+    def _build_arena(self, scratch: int) -> None:
+        """The arena and its stores, empty, with `scratch` rows behind it: all that the budget holds, or nothing yet. Refused, and no
+        change, when that is no token."""
+        rows = 0 if self.budget_bytes is None else self.budget_bytes // self._row_bytes - scratch
         if self.budget_bytes is not None and rows < 1:
-            needed = (1 + self._scratch) * self._row_bytes
-            raise Refused(f"a budget of {self.budget_bytes} bytes holds no token: one token takes {needed} bytes; raise the budget")
+            beside = " and the scratch row" if scratch else ""
+            needed = (1 + scratch) * self._row_bytes
+            raise Refused(f"a budget of {self.budget_bytes} bytes holds no token: one token{beside} takes {needed} bytes; raise the budget")
+        self._scratch = scratch
         self._arena = Extents(rows)
         self._stores = self._new_stores(rows)
 

@@ -212,6 +212,15 @@ def test_with_a_budget_the_scratch_row_comes_out_of_it(make):
     step(bounded, next_plan(bounded, sids, 4))
 
 
+def test_a_budget_of_one_token_has_no_room_for_a_scratch_row():
+    budget = int(Contiguous(SHAPE, None, resolve("reference")).bytes_per_token())
+    cache = Contiguous(SHAPE, budget, resolve("reference"))
+    with pytest.raises(Refused, match="one token and the scratch row takes"):
+        cache.reserve_scratch()
+    assert cache.bytes_for([1]) == budget
+    step(cache, cache.plan({cache.open(): 1}))
+
+
 def test_pads_never_address_a_row_that_a_sequence_may_own(make):
     cache = make(resolve("reference"))
     sids = started(cache)
