@@ -61,4 +61,6 @@ def describe_backend(side: Contender, audit: Audit) -> dict[str, Any]:
         "kernels": dict(sorted(side.ops.calls.items())),
         "sources": {op: facts["source"] for op, facts in audit.ran.items()},
         "storage_dtypes": list(audit.dtype_bytes),
+        "compiled": side.decoder.compiled,
+        "graphs": {"launched_because": side.launched_because, "steps": dict(sorted(side.steps.items()))},
     }

@@ -1,6 +1,6 @@
 """The static card of the Triton kernels: compile every listed form for GPUs that are not here and read what it costs.
 
-    python -m harness.kernels_card                    compile (or take from the cache), print, write results/kernels/card.json
+    python -m harness.kernels_card                    compile (or take from the cache), print, write results/kernels/card.json and card.md
     python -m harness.kernels_card --check            compile a covering sample and compare it, and every source, with the committed card
 
 It proves what a compiler makes of the kernels. It runs none of them: how fast they are, only a GPU can say.
@@ -20,6 +20,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from harness.errors import UserError
+from harness.kernels_table import markdown
 from harness.measure.environment import output_of
 
 CARD = Path(__file__).resolve().parent.parent / "results" / "kernels" / "card.json"
@@ -59,6 +60,7 @@ def write(jobs: int) -> list[str]:
     temporary = CARD.with_suffix(".tmp")
     temporary.write_text(json.dumps(card, indent=1).removesuffix("\n}") + ',\n "kernels": [\n' + lines + "\n ]\n}\n")
     os.replace(temporary, CARD)
+    CARD.with_suffix(".md").write_text(markdown(json.loads(CARD.read_text())))
     return problems
 
 

@@ -67,7 +67,8 @@ def serve(contender: Contender, cache: KVCache, load: Load, device: str, new_log
     """One pass of the workload on `cache`, which is empty. Unserved when a request could not be finished."""
     scheduler = scheduler_for(cache, load.step_tokens, load.max_sequences)
     eos_ids = contender.model.tokenizer.eos_ids
-    engine = Engine(contender.decoder, cache, scheduler, Sampler(), DeviceClock(device), eos_ids, new_log)
+    clock = DeviceClock(device)
+    engine = Engine(contender.decoder_on_one_cache(clock), cache, scheduler, Sampler(), clock, eos_ids, new_log)
     log = engine.run(load.requests)
     for completion in engine.completions.values():
         if completion.reason not in COMPLETE:

@@ -175,13 +175,15 @@ def _limits(job: Job, console: Console) -> dict[str, Any]:
 
 
 def _measured(job: Job, record: dict[str, Any], paired: Paired) -> None:
-    from harness.measure.memory import device_peak_bytes, host_peak_rss_bytes
+    from harness.measure.environment import device_used_bytes
+    from harness.measure.memory import device_peak_bytes, device_reserved_peak_bytes, host_peak_rss_bytes
     from harness.measure.metrics import metrics
     from harness.phases import laws
 
     peaks = device_peak_bytes(job.device), host_peak_rss_bytes()
     found = metrics(paired.strategy.typical, job.strategy.cache().bytes_per_token(), *peaks)
-    record["metrics"] = found | {"first_use_s": paired.strategy.first_use_s}
+    beyond = {"device_reserved_peak_bytes": device_reserved_peak_bytes(job.device), "device_used_bytes": device_used_bytes(job.device)}
+    record["metrics"] = found | {"first_use_s": paired.strategy.first_use_s} | beyond
     record["reference"] = {
         "strategy": job.reference.settings.name,
         "metrics": {name: comparison.as_dict() for name, comparison in paired.compared().items()},

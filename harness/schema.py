@@ -118,7 +118,8 @@ class Tracking:
 
 @dataclass(frozen=True)
 class General:
-    """The keys that belong to no group. `force`: a sweep repeats points that are finished."""
+    """The keys that belong to no group. `force`: a sweep repeats points that are finished. `graphs`: decode steps are replayed from
+    captured graphs, where that can be done. `compile`: what lies between attentions is made by torch.compile."""
 
     seed: int
     backend: Literal["auto", "reference", "cpu", "triton"]
@@ -126,6 +127,8 @@ class General:
     dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"]
     budget_bytes: int | None
     results_dir: str
+    graphs: Literal["auto", "off"] = "auto"
+    compile: bool = False
     force: bool = False
 
     def __post_init__(self) -> None:

@@ -47,7 +47,10 @@ class Ops:
         return self._module.read_rows(store, slots)
 
     def write_rows(self, store: RowStore, slots: torch.Tensor, rows: torch.Tensor) -> None:
-        """Encode rows [T, heads, head_dim] into `slots` [T] int64. Slots are distinct; K is taken as given (already rotated or not)."""
+        """Encode rows [T, heads, head_dim] into `slots` [T] int64. K is taken as given (already rotated or not).
+
+        Slots are distinct, but for those of pads, which may share scratch rows: what such a row then holds is any of them.
+        """
         _same("rows", tuple(rows.shape), "its slots and store", (slots.shape[0], store.heads, store.head_dim))
         _same("rows dtype", rows.dtype, "the store's working dtype", store.dtype)
         self.calls["write_rows"] += 1

@@ -70,6 +70,13 @@ class Batch:
     starts: torch.Tensor  # [B] int32, position of the first query of each span
     spans: tuple[tuple[int, int], ...]  # ((start, stop), ...) of each span, on the host
     splits: int = 1  # programs that share the keys of one span (split-over-keys kernels); the planner decides
+    bound: int | None = None  # no span stops later, in this step or in another that replays its calls; None: there is no other
+    pads: int = 0  # the last `pads` spans are one token each that nobody asked for, at position 0 of a scratch row
+
+    @property
+    def longest(self) -> int:
+        """No span stops later than this. What is launched may depend on it, and on no single span's stop."""
+        return max(stop for _, stop in self.spans) if self.bound is None else self.bound
 
     @property
     def tokens(self) -> int:
@@ -90,7 +97,7 @@ class PagedRows:
     """Span b's token at position p is in row pages[b, p // page_size] * page_size + p % page_size of the store.
 
     Entries of pages that no query of this step may see (slid out of the window, or past the end) name page 0: the scratch
-    page, which no sequence ever owns.
+    page, which no sequence ever owns. So do all entries of pads, which read what pads wrote there.
     """
 
     pages: torch.Tensor  # [B, P] int32

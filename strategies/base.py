@@ -21,6 +21,7 @@ from kernels.api import Ops
 from kernels.codec import Codec, codec_named
 from kernels.rows import Batch, Mask
 from strategies.geometry import Geometry, HeadSharing, Refused, Stats
+from strategies.static import StaticTensors, bucket
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,10 @@ class Plan:
     """One step's work. Feed tokens start..stop-1 of each span, packed in this order.
 
     `private` is the strategy's own (slots, page tables, how to undo); nobody else may look inside.
+
+    A plan that was padded has a `key`. Plans of equal key have the very same tensors, refilled, so that calls recorded under
+    one can be replayed under another. Their tensors speak of B spans and T tokens, pads included, which come last; `spans` has
+    none of them.
     """
 
     spans: tuple[tuple[int, int, int], ...]  # ((sid, start, stop), ...)
@@ -35,26 +40,25 @@ class Plan:
     batch: Batch
     logit_rows: torch.Tensor  # [B] int64, the last row of each span
     private: Any
+    key: tuple[int, ...] | None = None  # all that calls of this step depend on beside tensors; None: its tensors are its own
 
     @property
     def cu_seqlens(self) -> torch.Tensor:
         """[B+1] int32: span b is packed rows cu_seqlens[b]:cu_seqlens[b+1]."""
         return self.batch.cu_seqlens
 
-    @property
-    def key(self) -> tuple[int, ...]:
-        """The constants that a captured graph may depend on: tokens, spans, splits."""
-        return (self.batch.tokens, len(self.spans), self.batch.splits)
-
 
 class Packed:
-    """The spans of one step as host arrays, vectorised: no Python work per token."""
+    """The spans of one step as host arrays, vectorised: no Python work per token. Pads, up to `pad_to` spans, come last."""
 
-    def __init__(self, spans: tuple[tuple[int, int, int], ...]) -> None:
+    def __init__(self, spans: tuple[tuple[int, int, int], ...], pad_to: int | None = None) -> None:
         self.spans = spans
-        self.starts = np.array([start for _, start, _ in spans], dtype=np.int32)  # [B]
-        self.counts = np.array([stop - start for _, start, stop in spans], dtype=np.int32)  # [B]
-        self.cu_seqlens = np.zeros(len(spans) + 1, dtype=np.int32)
+        self.pads = 0 if pad_to is None else pad_to - len(spans)
+        self.bound = None if pad_to is None else bucket(max(stop for _, _, stop in spans))
+        self.ranges = tuple((start, stop) for _, start, stop in spans) + ((0, 1),) * self.pads
+        self.starts = np.array([start for start, _ in self.ranges], dtype=np.int32)  # [B]
+        self.counts = np.array([stop - start for start, stop in self.ranges], dtype=np.int32)  # [B]
+        self.cu_seqlens = np.zeros(len(self.ranges) + 1, dtype=np.int32)
         np.cumsum(self.counts, out=self.cu_seqlens[1:])
         offsets = self.starts.astype(np.int64) - self.cu_seqlens[:-1]
         self.positions = np.arange(self.cu_seqlens[-1], dtype=np.int64) + np.repeat(offsets, self.counts)  # [T]
@@ -91,6 +95,7 @@ class KVCache(ABC):
         self._histories: dict[int, History] = {}
         self._sids = count()
         self._open_plan: Plan | None = None
+        self._static: StaticTensors | None = None
 
     def mask(self, layer: int) -> Mask:
         """Which keys a query of `layer` may see: the model's own window, unless the strategy narrows it."""
@@ -133,8 +138,27 @@ class KVCache(ABC):
         self._closed(sid)
         del self._histories[sid]
 
-    def plan(self, stops: Mapping[int, int]) -> Plan:
-        """Room for each sequence up to its `stop` (> its held length). CacheFull leaves everything as it was."""
+    def reserve_scratch(self) -> None:
+        """Make room for the rows of pads, so that plans may be padded. Billed by `bytes_for` from now on; only before anything is open.
+
+        Refused by a cache that is not `capturable`.
+        """
+        if not self.capturable:
+            raise Refused(
+                f"{type(self).__name__} cannot be replayed from a captured graph, so its plans cannot be padded: do without graphs"
+            )
+        if self._histories:
+            raise RuntimeError("scratch rows must be reserved before the first sequence is opened")
+        if self._static is None:
+            self._scratch_reserved()
+            self._static = StaticTensors(self.geometry.device)
+
+    def plan(self, stops: Mapping[int, int], pad_to: int | None = None) -> Plan:
+        """Room for each sequence up to its `stop` (> its held length). CacheFull leaves everything as it was.
+
+        pad_to: make it `pad_to` spans of one token each and give it a `key`; for steps that feed every sequence one token, and
+        after `reserve_scratch`.
+        """
         if self._open_plan is not None:
             raise RuntimeError("a plan is already open: commit or abort it before planning the next step")
         if not stops:
@@ -147,8 +171,18 @@ class KVCache(ABC):
             if stop > self.geometry.context:
                 raise ValueError(f"sequence {sid} cannot reach {stop} tokens: the context is {self.geometry.context}")
             spans.append((sid, start, stop))
-        self._open_plan = self._planned(tuple(spans))
+        if pad_to is None:
+            self._open_plan = self._planned(tuple(spans))
+        else:
+            self._check_padding(spans, pad_to)
+            self._open_plan = self._planned(tuple(spans), pad_to)
         return self._open_plan
+
+    def _check_padding(self, spans: Sequence[tuple[int, int, int]], pad_to: int) -> None:
+        if self._static is None:
+            raise RuntimeError("plans can be padded only after reserve_scratch()")
+        if pad_to < len(spans) or any(stop - start != 1 for _, start, stop in spans):
+            raise ValueError(f"pad_to={pad_to} takes up to {pad_to} spans of one token each, not {spans}")
 
     @abstractmethod
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan) -> torch.Tensor:
@@ -211,7 +245,11 @@ class KVCache(ABC):
     def _closed(self, sid: int) -> None: ...
 
     @abstractmethod
-    def _planned(self, spans: tuple[tuple[int, int, int], ...]) -> Plan: ...
+    def _planned(self, spans: tuple[tuple[int, int, int], ...]) -> Plan:
+        """The plan for these spans. A capturable cache takes a second argument, `pad_to`."""
+
+    def _scratch_reserved(self) -> None:  # noqa: B027 (a cache may have scratch rows anyway)
+        """Own at least one row that no sequence maps, for pads to share."""
 
     def _committed(self, plan: Plan, token_ids: Sequence[int]) -> None:  # noqa: B027 (nothing to do is a valid answer)
         pass
@@ -219,12 +257,18 @@ class KVCache(ABC):
     @abstractmethod
     def _aborted(self, plan: Plan) -> None: ...
 
-    def _new_plan(self, packed: Packed, private: Any) -> Plan:
-        """The public half of a plan, on the device."""
-        cu_seqlens, starts = self._to_device(packed.cu_seqlens), self._to_device(packed.starts)
-        batch = Batch(cu_seqlens, starts, tuple((start, stop) for _, start, stop in packed.spans))
-        last_rows = self._to_device(packed.cu_seqlens[1:].astype(np.int64) - 1)
-        return Plan(packed.spans, self._to_device(packed.positions), batch, last_rows, private)
+    def _new_plan(self, packed: Packed, private: Any, constants: tuple[int, ...] = ()) -> Plan:
+        """The public half of a plan, on the device. constants: whatever else calls of this step depend on beside tensors."""
+        cu_seqlens, starts = self._tensor(packed, "cu_seqlens", packed.cu_seqlens), self._tensor(packed, "starts", packed.starts)
+        batch = Batch(cu_seqlens, starts, packed.ranges, bound=packed.bound, pads=packed.pads)
+        last_rows = self._tensor(packed, "logit_rows", packed.cu_seqlens[1:].astype(np.int64) - 1)
+        positions = self._tensor(packed, "positions", packed.positions)
+        key = None if packed.bound is None else (len(packed.positions), len(packed.ranges), packed.bound, batch.splits, *constants)
+        return Plan(packed.spans, positions, batch, last_rows, private, key)
+
+    def _tensor(self, packed: Packed, name: str, array: np.ndarray) -> torch.Tensor:
+        """`array` on the device: a new tensor, or for a padded step the one that all steps share for this name and shape."""
+        return self._to_device(array) if packed.bound is None else self._static.filled(name, array)
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.geometry.device)

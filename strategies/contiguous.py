@@ -49,7 +49,10 @@ class Contiguous(KVCache):
     growth: a power of two that doubles, in place where the rows behind are free and else by moving, when the sequence outgrows it.
     A sequence that was opened without `expect`, or passes it, is moved the same way. A run is found when the sequence is
     first planned. With a budget the arena is fixed and first fit can fragment it; without one it is rebuilt to fit exactly.
+    Pads share one row behind the arena, once `reserve_scratch` has made it.
     """
+
+    capturable = True
 
     def __init__(
         self,
@@ -69,11 +72,8 @@ class Contiguous(KVCache):
         self.codec_k, self.codec_v, self.heads = codec_named(codec_k), codec_named(codec_v), heads
         self._layer_bytes = [row_bytes(geometry, layer, self.codec_k, self.codec_v) for layer in range(len(geometry.layers))]
         self._row_bytes = sum(self._layer_bytes)
-        rows = 0 if budget_bytes is None else budget_bytes // self._row_bytes
-        if budget_bytes is not None and rows == 0:
-            raise Refused(f"a budget of {budget_bytes} bytes holds no token: one token takes {self._row_bytes} bytes; raise the budget")
-        self._arena = Extents(rows)
-        self._stores = self._new_stores(rows)
+        self._generation = 0  # how often the stores were replaced by new ones, at other addresses
+        self._build_arena(0)
         self._runs: dict[int, Run | None] = {}
         self._expect: dict[int, int] = {}
 
@@ -101,7 +101,7 @@ class Contiguous(KVCache):
         return Stats(held_bytes(self._stores), sum(rows.values()) * self._row_bytes, live, 0)
 
     def bytes_for(self, lengths: Sequence[int], chunk: int = 1) -> int:
-        return self._row_bytes * sum(self._wanted(length, length) for length in lengths)
+        return self._row_bytes * (self._scratch + sum(self._wanted(length, length) for length in lengths))
 
     def tensors(self) -> list[torch.Tensor]:
         return store_tensors(self._stores)
@@ -134,7 +134,22 @@ class Contiguous(KVCache):
         del self._expect[sid]
         self._give_back(run)
 
-    def _planned(self, spans: tuple[tuple[int, int, int], ...]) -> Plan:
+    def _scratch_reserved(self) -> None:
+        self._build_arena(1)
+
+    def _build_arena(self, scratch: int) -> None:
+        """The arena and its stores, empty, with `scratch` rows behind it: all that the budget holds, or nothing yet. Refused, and no
+        change, when that is no token."""
+        rows = 0 if self.budget_bytes is None else self.budget_bytes // self._row_bytes - scratch
+        if self.budget_bytes is not None and rows < 1:
+            beside = " and the scratch row" if scratch else ""
+            needed = (1 + scratch) * self._row_bytes
+            raise Refused(f"a budget of {self.budget_bytes} bytes holds no token: one token{beside} takes {needed} bytes; raise the budget")
+        self._scratch = scratch
+        self._arena = Extents(rows)
+        self._stores = self._new_stores(rows)
+
+    def _planned(self, spans: tuple[tuple[int, int, int], ...], pad_to: int | None = None) -> Plan:
         owners = Counter(id(run) for run in self._runs.values())
         moving: dict[int, int] = {}  # sid -> rows wanted
         for sid, _, stop in spans:
@@ -144,11 +159,12 @@ class Contiguous(KVCache):
         moving = dict(sorted(moving.items(), key=lambda mover: -mover[1]))  # what first fit can place depends on the order: largest first
         alone = {sid for sid in moving if owners[id(self._runs[sid])] == 1 and self._runs[sid] is not None}
         moved = self._make_room(moving, alone) if moving else {}
-        packed = Packed(spans)
-        bases = np.array([self._runs[sid].first for sid, _, _ in spans], dtype=np.int64)  # [B]
+        packed = Packed(spans, pad_to)
+        firsts = [self._runs[sid].first for sid, _, _ in spans] + [self._arena.size] * packed.pads
+        bases = np.array(firsts, dtype=np.int64)  # [B]
         slots = packed.positions + np.repeat(bases, packed.counts)  # [T]
-        where = DenseRows(self._to_device(bases), tuple(bases.tolist()))
-        return self._new_plan(packed, Placement(self._to_device(slots), where, moved))
+        where = DenseRows(self._tensor(packed, "bases", bases), tuple(firsts))
+        return self._new_plan(packed, Placement(self._tensor(packed, "slots", slots), where, moved), (self._generation,))
 
     def _make_room(self, moving: dict[int, int], alone: set[int]) -> dict[int, Run | None]:
         """Give each moving sequence its new run; returns the old ones, which stay owned until commit. A run that one sequence has
@@ -192,6 +208,7 @@ class Contiguous(KVCache):
         kept = {id(run): run for sid, run in self._runs.items() if run is not None and sid not in moving}
         size = sum(run.rows for run in kept.values()) + sum(moving.values())
         self._arena, stores = Extents(size), self._new_stores(size)
+        self._generation += 1
         for run in kept.values():
             run.first = self._arena.take(run.rows)
         for sid, rows in sorted(moving.items(), key=lambda mover: -self._histories[mover[0]].length):
@@ -222,4 +239,6 @@ class Contiguous(KVCache):
             self._arena.give(run.first, run.rows)
 
     def _new_stores(self, rows: int) -> Stores:
-        return [new_pair(self, layer, rows, None, (self.codec_k, self.codec_v)) for layer in range(len(self.geometry.layers))]
+        """Empty stores of `rows` rows and the scratch row, if there is one."""
+        held, codecs = rows + self._scratch, (self.codec_k, self.codec_v)
+        return [new_pair(self, layer, held, None, codecs) for layer in range(len(self.geometry.layers))]

@@ -76,11 +76,13 @@ class Lane:
         self.stores: dict[int, tuple[RowStore, RowStore]] = {}
         self._expect: dict[int, int] = {}  # sid -> the longest length it may reach; 0 when nobody said: paid for as it grows
         self._chunk = 1  # the longest span seen so far
+        self.generation = 0  # how often the stores were replaced by new ones, at other addresses
 
     def allocate(self, pages: int) -> None:
         """Own `pages` usable pages and the scratch page; rows already held keep their ids and bytes."""
         old, rows = self.stores, (pages + 1) * self._page_size
         self.stores = {layer: new_pair(self._cache, layer, rows, self._page_size, self._codecs) for layer in self.layers}
+        self.generation += 1
         self.pool.grow(pages - self.pool.capacity)
         for layer, pair in old.items():
             copy_rows([pair], 0, [self.stores[layer]], 0, pair[0].codes.shape[0])
@@ -89,6 +91,7 @@ class Lane:
         """Own exactly `pages` usable pages, fewer than before: those in use are moved together, cached ones are lost."""
         old, rows = self.stores, (pages + 1) * self._page_size
         self.stores = {layer: new_pair(self._cache, layer, rows, self._page_size, self._codecs) for layer in self.layers}
+        self.generation += 1
         moved = self.pool.compact(pages)
         self.tables.renumber(moved)
         if self._index is not None:
@@ -212,12 +215,16 @@ class Lane:
             self.pool.publish(page)
 
     def addresses(self, packed: Packed) -> tuple[np.ndarray, np.ndarray]:
-        """slots [T] int64 to write and page tables [B, P] int32 to read for these spans."""
+        """slots [T] int64 to write and page tables [B, P] int32 to read for these spans; pads have the scratch page to themselves."""
         sids = [sid for sid, _, _ in packed.spans]
-        widest = max(-(-stop // self._page_size) for _, _, stop in packed.spans)
-        pages = self.tables.gather(sids, widest)
-        span = np.repeat(np.arange(len(sids)), packed.counts)  # [T]
+        longest = max(stop for _, _, stop in packed.spans) if packed.bound is None else packed.bound
+        pages = self.tables.gather(sids, -(-longest // self._page_size))
+        if packed.pads:
+            pages = np.concatenate((pages, np.full((packed.pads, pages.shape[1]), SCRATCH, dtype=pages.dtype)))
+        span = np.repeat(np.arange(len(pages)), packed.counts)  # [T]
         logical, offset = np.divmod(packed.positions, self._page_size)
+        if packed.pads:  # each in a row of its own, as long as there are any
+            offset[-packed.pads :] = np.arange(packed.pads) % self._page_size
         return pages[span, logical].astype(np.int64) * self._page_size + offset, pages
 
     def stats(self, lengths: Mapping[int, int]) -> Stats:

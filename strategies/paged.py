@@ -38,6 +38,8 @@ class Paged(KVCache):
     that no sequence maps last until their memory is needed, so without a budget, which sets none aside for them, not for long.
     """
 
+    capturable = True
+
     def __init__(
         self,
         geometry: Geometry,
@@ -145,7 +147,7 @@ class Paged(KVCache):
         if self._index is not None:
             del self._chains[sid], self._tokens[sid]
 
-    def _planned(self, spans: tuple[tuple[int, int, int], ...]) -> Plan:
+    def _planned(self, spans: tuple[tuple[int, int, int], ...], pad_to: int | None = None) -> Plan:
         if self.budget_bytes is None:
             for lane in self._lanes:
                 lane.reserve(spans)
@@ -153,11 +155,12 @@ class Paged(KVCache):
             wanted = [lane.wanted_pages(spans) for lane in self._lanes]
             rebalance(self._lanes, wanted, self.budget_bytes, tuple(sid for sid, _, _ in spans))
         taken = tuple(lane.take(spans) for lane in self._lanes)
-        packed = Packed(spans)
+        packed = Packed(spans, pad_to)
         addresses = [lane.addresses(packed) for lane in self._lanes]
-        slots = tuple(self._to_device(slots) for slots, _ in addresses)
-        where = tuple(PagedRows(self._to_device(pages), self.page_size) for _, pages in addresses)
-        return self._new_plan(packed, Placement(slots, where, taken))
+        slots = tuple(self._tensor(packed, f"slots {number}", slots) for number, (slots, _) in enumerate(addresses))
+        tables = (self._tensor(packed, f"pages {number}", pages) for number, (_, pages) in enumerate(addresses))
+        where = tuple(PagedRows(pages, self.page_size) for pages in tables)
+        return self._new_plan(packed, Placement(slots, where, taken), tuple(lane.generation for lane in self._lanes))
 
     def _committed(self, plan: Plan, token_ids: Sequence[int]) -> None:
         for lane, taken in zip(self._lanes, plan.private.taken, strict=True):

@@ -6,7 +6,7 @@ gave leads a query of that attend to it, and poisoned otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -63,7 +63,7 @@ class PoisonOps(Ops):
     ) -> torch.Tensor:
         self._burn()
         assert where.bases.tolist() == list(where.host), f"bases on the device {where.bases.tolist()} and on the host {where.host} differ"
-        readable = _readable(batch, mask, lambda span, positions: where.host[span] + positions)
+        readable = _readable(batch.spans, mask, lambda span, positions: where.host[span] + positions)
         with self._poisoned(keys, readable), self._poisoned(values, readable):
             return super().attend_dense(q, keys, values, where, batch, mask, scale, softcap)
 
@@ -80,8 +80,15 @@ class PoisonOps(Ops):
     ) -> torch.Tensor:
         self._burn()
         pages, size = where.pages.cpu().numpy().astype(np.int64), where.page_size
-        readable = _readable(batch, mask, lambda span, positions: pages[span][positions // size] * size + positions % size)
-        assert all(slot >= size for slot in readable), "a query reads the scratch page"
+
+        def slots_of(span: int, positions: np.ndarray) -> np.ndarray:
+            return pages[span][positions // size] * size + positions % size
+
+        asked = len(batch.spans) - batch.pads
+        assert all(slot >= size for slot in _readable(batch.spans[:asked], mask, slots_of)), "a query reads the scratch page"
+        pads = [pages[span, 0] for span in range(asked, len(batch.spans))]
+        assert all(page == 0 for page in pads), f"pads read pages {pads} and not the scratch page"
+        readable = _readable(batch.spans, mask, slots_of)
         with self._poisoned(keys, readable), self._poisoned(values, readable):
             return super().attend_paged(q, keys, values, where, batch, mask, scale, softcap)
 
@@ -126,10 +133,10 @@ def poison_free_memory(tensors: list[torch.Tensor]) -> None:
             tensor.fill_(float("nan"))
 
 
-def _readable(batch: Batch, mask: Mask, slots_of: Callable[[int, np.ndarray], np.ndarray]) -> set[int]:
-    """Rows that at least one query of the batch may see."""
+def _readable(spans: Sequence[tuple[int, int]], mask: Mask, slots_of: Callable[[int, np.ndarray], np.ndarray]) -> set[int]:
+    """Rows that at least one query of these spans may see."""
     slots: set[int] = set()
-    for span, (start, stop) in enumerate(batch.spans):
+    for span, (start, stop) in enumerate(spans):
         seen = visible(np.arange(start, stop), np.arange(stop), mask.window, mask.sinks).any(0)
         slots.update(slots_of(span, np.nonzero(seen)[0]).tolist())
     return slots

@@ -126,8 +126,11 @@ class ShadowCache:
         for layer in layers:
             del self._tracks[sid, layer]
 
-    def plan(self, stops: Mapping[int, int]) -> Plan:
-        plan = self.cache.plan(stops)
+    def reserve_scratch(self) -> None:
+        self.cache.reserve_scratch()
+
+    def plan(self, stops: Mapping[int, int], pad_to: int | None = None) -> Plan:
+        plan = self.cache.plan(stops) if pad_to is None else self.cache.plan(stops, pad_to)
         self._pending = {}
         return plan
 

@@ -70,16 +70,18 @@ class World:
         self.commit(plan, news)
         return outputs
 
-    def plan(self, news: Mapping[int, Sequence[int]]) -> Plan:
+    def plan(self, news: Mapping[int, Sequence[int]], pad_to: int | None = None) -> Plan:
         """Plan to append `news`; what the plan says is checked against the histories."""
         held = {sid: self.cache.held(sid) for sid in news}
-        plan = self.cache.plan({sid: len(self.logs[sid]) + len(new) for sid, new in news.items()})
+        stops = {sid: len(self.logs[sid]) + len(new) for sid, new in news.items()}
+        plan = self.cache.plan(stops) if pad_to is None else self.cache.plan(stops, pad_to)
         self.whole = False
         want = tuple((sid, held[sid], len(self.logs[sid]) + len(new)) for sid, new in news.items())
         assert plan.spans == want, f"the plan's spans are {plan.spans}, they should be {want}"
-        positions = [position for _, start, stop in want for position in range(start, stop)]
+        pads = 0 if pad_to is None else pad_to - len(want)
+        positions = [position for _, start, stop in want for position in range(start, stop)] + [0] * pads
         assert plan.positions.tolist() == positions, f"positions {plan.positions.tolist()} should be {positions}"
-        ends = np.cumsum([0] + [stop - start for _, start, stop in want]).tolist()
+        ends = np.cumsum([0] + [stop - start for _, start, stop in want] + [1] * pads).tolist()
         assert plan.cu_seqlens.tolist() == ends, f"cu_seqlens {plan.cu_seqlens.tolist()} should be {ends}"
         assert plan.logit_rows.tolist() == [end - 1 for end in ends[1:]], f"logit_rows {plan.logit_rows.tolist()} should end each span"
         return plan
@@ -92,7 +94,7 @@ class World:
             assert out.shape == (int(plan.cu_seqlens[-1]), self.geometry.query_heads, self.geometry.layers[layer].head_dim), (
                 f"output of shape {out.shape}"
             )
-            for (sid, _, _), end in zip(plan.spans, plan.cu_seqlens.tolist()[1:], strict=True):
+            for (sid, _, _), end in zip(plan.spans, plan.cu_seqlens.tolist()[1 : len(plan.spans) + 1], strict=True):
                 outputs[sid].append(out[end - len(news[sid]) : end])
         self.check()
         return outputs
@@ -170,7 +172,9 @@ class World:
         assert self.budget is None or held <= self.budget, f"{held} bytes are held, the budget is {self.budget}"
 
     def packed(self, layer: int, plan: Plan, news: Mapping[int, Sequence[int]]) -> list[torch.Tensor]:
+        """q, k and v of the step's tokens; those of pads are any numbers, another token's here."""
         spans = [self.feed.rows(layer, [*self.logs[sid], *news[sid]], start, stop) for sid, start, stop in plan.spans]
+        spans += [self.feed.rows(layer, [pad], 0, 1) for pad in range(plan.batch.pads)]
         dtype = getattr(torch, self.geometry.dtype)
         return [torch.from_numpy(np.concatenate(parts)).to(dtype) for parts in zip(*spans, strict=True)]
 

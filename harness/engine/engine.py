@@ -15,6 +15,7 @@ import torch
 from harness.engine.decoding import DecoderLike
 from harness.engine.drafts import lookup
 from harness.engine.events import CANCELLED, CAPACITY, DECODE, PREFILL, REFUSED, EventLog, StepEvent, TokenEvent
+from harness.engine.graphs import GraphedDecoder
 from harness.engine.request import Completion, Request
 from harness.engine.sampler import Sampler
 from harness.engine.scheduler import Entry, Scheduler
@@ -36,6 +37,7 @@ class Engine:
 
     `log` holds the events and `completions` the answers (by sequence id) since the last `run` began; `preemptions` counts
     sequences that had to leave the cache and start again. `new_log` makes the log, so that one can be handed in that tells others.
+    With a `GraphedDecoder`, decode steps are planned so that it can replay them, and its recording takes no time of the engine's.
     """
 
     def __init__(
@@ -71,8 +73,9 @@ class Engine:
         return bool(self._logs)
 
     def now_s(self) -> float:
-        """The engine's time: the clock's, plus idle time that was skipped."""
-        return self._clock.now() + self._skipped_s
+        """The engine's time: the clock's, plus idle time that was skipped, less what went into recording graphs."""
+        recording_s = self._decoder.recording_s if isinstance(self._decoder, GraphedDecoder) else 0.0
+        return self._clock.now() + self._skipped_s - recording_s
 
     def run(self, requests: Iterable[Request]) -> EventLog:
         """Serve all requests, each from its arrival on -> the events. RuntimeError while earlier requests are unfinished."""
@@ -150,10 +153,17 @@ class Engine:
             self._give_up(self._scheduler.waiting[0], "the KV budget has no room for its first tokens")
         while stops:
             try:
-                return self._cache.plan(stops)
+                pad_to = self._pad_to(stops)
+                return self._cache.plan(stops) if pad_to is None else self._cache.plan(stops, pad_to)
             except CacheFull as full:
                 stops = self._shed(stops, full)
         return None
+
+    def _pad_to(self, stops: dict[int, int]) -> int | None:
+        """Spans to plan for where the step can be a graph's: one token for each sequence."""
+        if not isinstance(self._decoder, GraphedDecoder) or any(stop - self._cache.held(sid) != 1 for sid, stop in stops.items()):
+            return None
+        return self._decoder.pad_to(len(stops))
 
     def _shed(self, stops: dict[int, int], full: CacheFull) -> dict[int, int]:
         """Make room -> the stops that remain. One sequence at a time: the cache itself says when the bytes freed are enough."""

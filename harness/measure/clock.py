@@ -88,6 +88,26 @@ def timed(clock: Clock, call: Callable[[], object]) -> float:
     return clock.now() - start_s
 
 
+def device_timed(device: str, call: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds that `device` spends on each of `repeats` calls, by its own events around each: launching is no part of it.
+
+    A CPU has no events: there the host's clock says it.
+    """
+    if device.split(":")[0] != "cuda":
+        clock = DeviceClock(device)
+        return [timed(clock, call) for _ in range(repeats)]
+    import torch
+
+    with torch.cuda.device(device):
+        marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+        for first, last in marks:
+            first.record()
+            call()
+            last.record()
+        synchronise(device)
+    return [first.elapsed_time(last) / 1e3 for first, last in marks]  # torch tells milliseconds
+
+
 @dataclass(frozen=True)
 class WarmUp:
     """What was spent before the first sample that counts."""

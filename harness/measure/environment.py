@@ -140,6 +140,18 @@ def _gpu(device: str) -> dict[str, object] | None:
     }
 
 
+def device_used_bytes(device: str) -> int | None:
+    """Memory in use on the whole GPU now, as NVML says: the context, graphs and other processes included. None where NVML says nothing."""
+    if device.split(":")[0] != "cuda":
+        return None
+    import torch
+
+    index = torch.device(device).index
+    chosen = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index).uuid
+    answer = _output(["nvidia-smi", f"--id=GPU-{chosen}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"])
+    return None if not answer or not answer.strip().isdigit() else int(answer) * 2**20  # it counts in MiB
+
+
 def _driver() -> str | None:
     answer = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
     return None if not answer else answer.splitlines()[0].strip()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from harness.measure.clock import DeviceClock, timed
+from harness.measure.clock import device_timed
 from harness.measure.costs import Device, LayerCosts, ModelCosts, limit_s, step_costs, total
 
 if TYPE_CHECKING:
@@ -71,10 +71,9 @@ def this_machine(dtype: str, device: str = "cpu") -> Device:
     import torch
 
     torch_dtype = getattr(torch, "float32" if dtype == "float64" else dtype)
-    clock = DeviceClock(device)
     data = torch.ones(READ_BYTES // 4, dtype=torch.float32, device=device)
-    read_s = min(timed(clock, data.sum) for _ in range(ROUNDS))
+    read_s = min(device_timed(device, data.sum, ROUNDS))
     left, right = (torch.ones(1024, 1024, dtype=torch_dtype, device=device) for _ in range(2))
-    gemm_s = min(timed(clock, lambda: left @ right) for _ in range(ROUNDS))
+    gemm_s = min(device_timed(device, lambda: left @ right, ROUNDS))
     name = "float32" if dtype == "float64" else dtype
     return Device("this machine", READ_BYTES / read_s, {name: 2 * 1024**3 / gemm_s}, "measured before the run, best of a few rounds")

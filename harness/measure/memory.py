@@ -49,6 +49,15 @@ def device_peak_bytes(device: str) -> int | None:
     return torch.cuda.max_memory_allocated(device)
 
 
+def device_reserved_peak_bytes(device: str) -> int | None:
+    """The most memory that torch's allocator took from a GPU since the last restart, tensors and gaps between them; None on a CPU."""
+    if device.split(":")[0] != "cuda":
+        return None
+    import torch
+
+    return torch.cuda.max_memory_reserved(device)
+
+
 def _rusage_peak_bytes() -> int | None:
     try:
         import resource

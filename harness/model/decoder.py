@@ -20,6 +20,8 @@ Rotation = tuple[torch.Tensor, torch.Tensor]  # cos, sin [T, R] float32
 class Decoder:
     """A decoder-only transformer (pre-norm, rotary, gated MLP) over any `KVCache`."""
 
+    compiled = False  # whether torch.compile made any of it
+
     def __init__(self, architecture: Architecture, weights: Weights, ops: Ops) -> None:
         self.architecture = architecture
         self.weights = weights
@@ -32,13 +34,18 @@ class Decoder:
         scale = architecture.embedding_scale
         self._embedding_scale = None if scale is None else torch.tensor(scale, dtype=self.dtype, device=self.device)
 
+    def settle(self) -> None:
+        """Make the tables of every position of the context now: later steps may be replayed, and must find them where they are."""
+        for table in self._tables:
+            table.rows(torch.zeros(1, dtype=torch.int64, device=self.device), self.architecture.context)
+
     @torch.inference_mode()
     def __call__(self, ids: torch.Tensor, plan: Plan, cache: KVCache, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [R, V] of packed `rows` [R] int64 (None: the last row of each span), float32, or float64 in a float64 model.
 
         ids [T] int64 are the tokens of `plan`, in its order. Stores K and V of every token through `cache.attend`.
         """
-        stop = max(stop for _, stop in plan.batch.spans)
+        stop = min(plan.batch.longest, self.architecture.context)
         rotations = [table.rows(plan.positions, stop) for table in self._tables]
         x = embedding(ids, self.weights.embedding)  # [T, E]
         if self._embedding_scale is not None:
@@ -63,13 +70,19 @@ class Decoder:
         plan: Plan,
         cache: KVCache,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v, residual = self._project(layer, x, residual, rotation, cache.keys == "rotated")
+        o = cache.attend(index, q, k, v, plan)  # [T, Hq, D]
+        return o.flatten(1), residual
+
+    def _project(
+        self, layer: LayerWeights, x: torch.Tensor, residual: torch.Tensor | None, rotation: Rotation, rotate_keys: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q [T, Hq, D], k and v [T, Hkv, D] of one layer, and the residual stream [T, E]."""
         a, ops = self.architecture, self.ops
         x, residual = ops.rms_norm(x, layer.input_norm, a.norm_eps, residual)
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, a.head_dim)  # [T, Hq + 2 Hkv, D]
-        q, k = self._rotated(layer, qkv, rotation, cache.keys == "rotated")
-        v = qkv[:, a.query_heads + a.kv_heads :]
-        o = cache.attend(index, q, k, v, plan)  # [T, Hq, D]
-        return o.flatten(1), residual
+        q, k = self._rotated(layer, qkv, rotation, rotate_keys)
+        return q, k, qkv[:, a.query_heads + a.kv_heads :], residual
 
     def _rotated(self, layer: LayerWeights, qkv: torch.Tensor, rotation: Rotation, rotate_keys: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """q [T, Hq, D] and k [T, Hkv, D], normed where the architecture says so; keys are rotated only for caches that want them so."""
@@ -84,7 +97,7 @@ class Decoder:
         return ops.rope(q, cos, sin), ops.rope(k, cos, sin) if rotate_keys else k
 
     def _wanted(self, o: torch.Tensor, residual: torch.Tensor, plan: Plan, rows: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        if rows is None and plan.batch.tokens == len(plan.spans):
+        if rows is None and plan.batch.tokens == len(plan.batch.spans):
             return o, residual
         rows = plan.logit_rows if rows is None else rows
         return o.index_select(0, rows), residual.index_select(0, rows)

@@ -82,7 +82,7 @@ def columns(group: Group) -> list[Column]:
         Column("perplexity", "a token", lambda record: number(section(record, "quality").get("perplexity"), 3)),
         Column("KL", "nats", lambda record: small(section(record, "quality").get("kl_mean"))),
         Column("top-1", "%", lambda record: percent(section(record, "quality").get("top1_agreement"))),
-        Column("kernels", "", lambda record: text(section(record, "backend").get("name")), numeric=False),
+        Column("kernels", "", kernels, numeric=False),
     ]
 
 
@@ -103,6 +103,17 @@ def remarks(group: Group) -> list[str]:
 def right(record: Record) -> str:
     """The verdict on the answers: yes, NO, or the status of a run that did not get so far."""
     return {"ok": "yes", "incorrect": "NO"}.get(record["status"], record["status"])
+
+
+def kernels(record: Record) -> str:
+    """Whose kernels ran, and what ran beside launching them one by one."""
+    backend = section(record, "backend")
+    ways = [text(backend.get("name"))]
+    if section(section(backend, "graphs"), "steps").get("replayed"):
+        ways.append("graphs")
+    if backend.get("compiled"):
+        ways.append("torch.compile")
+    return ", ".join(ways)
 
 
 def against_reference(record: Record, name: str, named: bool) -> str:

@@ -19,6 +19,7 @@ from harness.report.rows import (
     columns,
     differing,
     groups,
+    kernels,
     mebibytes,
     metric,
     milliseconds,
@@ -186,10 +187,10 @@ def _quality_answer(record: Record) -> str:
 
 def _ran_on(record: Record) -> str:
     backend, env = section(record, "backend"), section(record, "environment")
-    kernels = ", ".join(f"{op} {calls:,}" for op, calls in section(backend, "kernels").items())
+    counted = ", ".join(f"{op} {calls:,}" for op, calls in section(backend, "kernels").items())
     stored = _names(backend.get("storage_dtypes"))
     return (
-        f"{text(backend.get('name'))} kernels ({kernels or 'none counted'}), storage {stored}\n"
+        f"{kernels(record)} kernels ({counted or 'none counted'}), storage {stored}\n"
         f"{text(env.get('machine'))}, {text(env.get('threads'))} threads; record {record['id']}"
     )
 

@@ -55,8 +55,7 @@ def attend(
     rows = query_rows(group, tokens, spans, dtype_name(q.dtype))
     tile_queries = rows // group
     tiles = tokens // tile_queries + spans  # at least the sum of each span's tiles, from constants of the plan
-    longest = max(stop for _, stop in batch.spans)
-    splits = key_splits(batch.splits, tiles * keys.heads, longest, processors(q.device))
+    splits = key_splits(batch.splits, tiles * keys.heads, batch.longest, processors(q.device))
     spec = Attend(
         placed.layout, keys.codec.name, values.codec.name, dtype_name(q.dtype), head_dim, rows, mask.window is not None, softcap is not None
     )

@@ -138,7 +138,7 @@ def query_rows(group: int, tokens: int, spans: int, dtype: str) -> int:
 def key_splits(planned: int, programs: int, longest: int, processors: int) -> int:
     """Programs that share the keys of one span: the plan's number if it names one, else enough to fill the device twice.
 
-    `programs` run without splitting, `longest` is the longest span's stop. Always a power of two, at least SPLIT_KEYS keys each.
+    `programs` run without splitting, `longest` bounds every span's stop. Always a power of two, at least SPLIT_KEYS keys each.
     """
     if planned > 1:
         return planned

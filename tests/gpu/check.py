@@ -10,6 +10,10 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kernels.api import Ops
 
 OUT = Path("results/gpu/check.json")
 SWEEP = ("+strategy=glob(*)", "backend=triton", "device=cuda", "dtype=bfloat16", "tracking=disabled", "results_dir=results/gpu/runs")
@@ -38,7 +42,7 @@ def main() -> int:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(found, indent=1) + "\n")
     failed = [step for step in found["agreement"] if step["status"] == "wrong"]
-    failed += [step for step in found.get("programs", []) if step["status"] == "wrong"]
+    failed += [step for step in found.get("graphs", []) + found.get("programs", []) if step["status"] == "wrong"]
     return 1 if failed else 0
 
 
@@ -54,15 +58,26 @@ def later_steps(device: str, dry_run: bool) -> dict:
     from kernels.backend import resolve
     from tests.gpu.timings import measured
 
-    timed = measured(resolve("triton", device), device, dry_run)
+    ops = resolve("triton", device)
+    timed, replayed = measured(ops, device, dry_run), graphs(ops, device, dry_run)
     if dry_run:
-        return {"timings": timed, "programs": []}
+        return {"timings": timed, "graphs": replayed, "programs": []}
     memory_check = [sys.executable, "-m", "tests.gpu.check", "--memory-check"]
     programs = [
         program("compute-sanitizer", ["compute-sanitizer", "--error-exitcode", "9", *memory_check], MEMORY_CHECK_S),
         program("sweep", [sys.executable, "-m", "harness", "-m", *SWEEP], SWEEP_S),
     ]
-    return {"timings": timed, "programs": programs}
+    return {"timings": timed, "graphs": replayed, "programs": programs}
+
+
+def graphs(ops: Ops, device: str, dry_run: bool) -> list[dict]:
+    """Replayed decode steps against launched ones. A dry run has a stand-in for the device's graphs."""
+    from harness.engine.graphs import CudaGraphs
+    from harness.measure.clock import DeviceClock
+    from tests.gpu.graphs import checked
+    from tests.harness.engine.stub_graphs import Repeats
+
+    return checked(device, ops, Repeats(ops) if dry_run else CudaGraphs(), DeviceClock(device), dry_run)
 
 
 def program(name: str, command: list[str], limit_s: int) -> dict:
@@ -94,7 +109,11 @@ def show(found: dict) -> None:
     console.print(
         f"kernels against references: {statuses.count('ok')} ok, {statuses.count('refused')} refused, {statuses.count('wrong')} wrong"
     )
-    for step in found["agreement"] + found.get("programs", []):
+    if "graphs" in found:
+        console.print(
+            f"replayed steps against launched ones: {sum(step['status'] == 'ok' for step in found['graphs'])} of {len(found['graphs'])} ok"
+        )
+    for step in found["agreement"] + found.get("graphs", []) + found.get("programs", []):
         if step["status"] != "ok":
             console.print(step, markup=False)
     if "timings" not in found:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
+from harness.measure.clock import device_timed
 from kernels.api import Ops
 from kernels.codec import CODECS, codec_named
 from kernels.rows import DenseRows, Mask, PagedRows, RowStore
 from tests.kernels.cases import batch_of
 
 PAGE = 16
+WARM_CALLS = 4
 
 
 @dataclass(frozen=True)
@@ -49,18 +51,18 @@ def measured(ops: Ops, device: str, quick: bool) -> dict:
     rows = []
     for point in points(quick):
         for layout, call in callables(ops, point, device).items():
-            rows.append(row(point, layout, call, repeats, limit))
+            rows.append(row(point, layout, call, device, repeats, limit))
         if point.codec == "raw":
             for name, call in torch_callables(point, device).items():
-                rows.append(row(point, name, call, repeats, limit))
+                rows.append(row(point, name, call, device, repeats, limit))
         if device == "cuda":
             torch.cuda.empty_cache()
     return {"bandwidth_gb_s": limit, "attention": rows}
 
 
-def row(point: Point, name: str, call: Callable[[], torch.Tensor], repeats: int, limit: float) -> dict:
+def row(point: Point, name: str, call: Callable[[], torch.Tensor], device: str, repeats: int, limit: float) -> dict:
     try:
-        taken_s = seconds(call, repeats)
+        taken_s = seconds(call, device, repeats)
     except (RuntimeError, NotImplementedError) as fault:  # a peer that cannot run here is named, not dropped
         return {**vars(point), "kernel": name, "failed": f"{type(fault).__name__}: {fault}"[:300]}
     rate = point.kv_bytes / taken_s / 1e9
@@ -71,28 +73,15 @@ def bandwidth(device: str, quick: bool) -> float:
     """GB/s of a large copy, read and write counted."""
     values = torch.zeros(2**16 if quick else 2**29, dtype=torch.float32, device=device)
     target = torch.empty_like(values)
-    taken_s = seconds(lambda: target.copy_(values), 1 if quick else 10)
+    taken_s = seconds(lambda: target.copy_(values), device, 1 if quick else 10)
     return 2 * values.numel() * 4 / taken_s / 1e9
 
 
-def seconds(call: Callable[[], torch.Tensor], repeats: int) -> float:
+def seconds(call: Callable[[], torch.Tensor], device: str, repeats: int) -> float:
     """Median seconds of one call."""
-    call()
-    if not torch.cuda.is_available():
-        import time
-
-        start = time.perf_counter()
+    for _ in range(WARM_CALLS if repeats > 1 else 1):
         call()
-        return time.perf_counter() - start
-    for _ in range(3):
-        call()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
-    for first, last in events:
-        first.record()
-        call()
-        last.record()
-    torch.cuda.synchronize()
-    return sorted(first.elapsed_time(last) for first, last in events)[repeats // 2] / 1e3
+    return sorted(device_timed(device, call, repeats))[repeats // 2]
 
 
 def callables(ops: Ops, point: Point, device: str) -> dict[str, Callable[[], torch.Tensor]]:

@@ -57,6 +57,8 @@ def test_the_record_says_which_kernels_ran_and_how_rows_lie(run):
     assert record["backend"]["kernels"]["attend_paged"] > 0
     assert "attend_dense" not in record["backend"]["kernels"]
     assert "int8" in record["backend"]["storage_dtypes"]
+    assert record["backend"]["graphs"] == {"launched_because": "device cpu has no graphs", "steps": {}}
+    assert record["backend"]["compiled"] is False
 
 
 def test_no_cache_recomputes_and_a_cache_does_not(run):

@@ -28,6 +28,36 @@ def six_interleaved_sequences_answer_as_if_alone(subject: Subject) -> None:
         world.step({sids[row]: [10 * row + int(rng.integers(10)) for _ in range(int(rng.integers(1, 4)))] for row in chosen})
 
 
+@promise("L", "L10", "D01")
+def pads_reach_no_sequence(subject: Subject) -> None:
+    """Steps of one token, padded to more spans than there are sequences: the answers without pads, in as many bytes as billed."""
+    geometry = subject.geometry()
+    if not subject.make(geometry, None, subject.ops).capturable:
+        raise NotApplicable("is not capturable, so its plans are never padded")
+    lengths, steps = (11, 7, 3), 9  # in the end whole pages of 2 or 4 tokens: the last row of the pool is somebody's
+    plain, padded = World(subject, geometry), World(subject, geometry)
+    padded.cache.reserve_scratch()
+    billed = padded.cache.bytes_for([length + steps for length in lengths], max(lengths))
+    own, sids = (
+        [world.start(tokens(length, lane), expect=length + steps) for lane, length in enumerate(lengths)] for world in (plain, padded)
+    )
+    for step in range(steps):
+        news = {sid: [10 * lane + step] for lane, sid in enumerate(sids)}
+        if step == 4:
+            plan = padded.plan(news, len(sids) + 1)
+            padded.run(plan, news, 1)
+            padded.abort(plan)
+        plan = padded.plan(news, len(sids) + 1 - step % 2)
+        got = padded.run(plan, news)
+        padded.commit(plan, news)
+        want = plain.step({sid: [10 * lane + step] for lane, sid in enumerate(own)})
+        for mine, other in zip(own, sids, strict=True):
+            worst = max(np.abs(a - b).max() for a, b in zip(want[mine], got[other], strict=True))
+            assert worst < 1e-9, f"step {step}: pads move an answer by {worst:.3g}"
+    held = padded.cache.stats().reserved_bytes
+    assert held == billed, f"{billed} bytes are billed and {held} reserved once plans may be padded"
+
+
 @promise("L", "L01", "L03", "L08")
 def memory_handed_on_gives_the_bits_of_fresh_memory(subject: Subject) -> None:
     """The same prompt after others have used and left every row equals a first run, bit for bit; freed memory is poisoned before."""

@@ -80,6 +80,25 @@ class ForksCountTwice(Paged):
         return replace(plan, positions=plan.positions - shift)
 
 
+class PadsTakeTheLastRow(Paged):
+    """Pads write through slot -1, which is the last row of the pool."""
+
+    def _planned(self, spans, pad_to=None):
+        plan = super()._planned(spans, pad_to)
+        if plan.batch.pads:
+            last = (self._lanes[0].pool.capacity + 1) * self.page_size - 1
+            for slots in plan.private.slots:
+                slots[-plan.batch.pads :] = last
+        return plan
+
+
+class PadsAreNotBilled(Contiguous):
+    """The row that pads share is in nobody's bill."""
+
+    def bytes_for(self, lengths, chunk=1):
+        return super().bytes_for(lengths, chunk) - self._scratch * self._row_bytes
+
+
 class LogitsOfTheLastRow(Paged):
     """Every sequence is sampled from the last row of the batch."""
 

@@ -105,6 +105,8 @@ MUTANTS = [
     _part("L", "L05", "only_a_prefix_of_the_same_tokens_is_adopted", caches.ForgetsTheParent, PREFIX, "PrefixIndex"),
     _cache("L", "L08", "what_was_never_committed_is_never_adopted", caches.PublishesWhatItPlans, Paged, PREFIX),
     _part("L", "L05 R07", "what_was_published_is_never_written_to", caches.lane_with_pool(caches.WritesToPublishedPages), PREFIX),
+    _cache("L", "L10", "pads_reach_no_sequence", caches.PadsTakeTheLastRow, Paged, PAGED),
+    _cache("L", "L10", "pads_reach_no_sequence", caches.PadsAreNotBilled, Contiguous, {}),
     _part("R", "R07", "forks_share_until_they_write", caches.NoCopyOnWrite, PAGED),
     _cache("R", "R07 R02", "rewind_by_ones_with_a_fork_at_each_stop", caches.CopiesOnlyKeys, Paged, PAGED),
     _cache("R", "R02", "rewind_by_ones_with_a_fork_at_each_stop", caches.CopiesKeysIntoValues, Paged, PAGED),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import statistics
+import types
 
 import pytest
 
-from harness.measure import clock, memory
+from harness.measure import clock, environment, memory
 
 
 class StubDevice:
@@ -129,3 +131,92 @@ def test_peak_memory_sees_what_was_touched_and_forgets_it_when_restarted():
 
 def test_a_cpu_has_no_device_memory_to_report():
     assert memory.device_peak_bytes("cpu") is None
+
+
+class StubCuda:
+    """A GPU by its API: launches queue up, events mark places in the queue, synchronising runs it."""
+
+    def __init__(self):
+        self.now_ms = 0.0
+        self.synchronised = 0
+
+    def device(self, device):
+        return contextlib.nullcontext()
+
+    def Event(self, enable_timing):
+        assert enable_timing
+        return StubEvent(self)
+
+    def synchronize(self, device):
+        self.synchronised += 1
+
+    def max_memory_reserved(self, device):
+        return 3 << 20
+
+    def max_memory_allocated(self, device):
+        return 2 << 20
+
+    def current_device(self):
+        return 0
+
+    def get_device_properties(self, index):
+        return types.SimpleNamespace(uuid=f"uuid-{index}")
+
+
+class StubEvent:
+    def __init__(self, device):
+        self.device = device
+
+    def record(self):
+        self.at_ms = self.device.now_ms
+
+    def elapsed_time(self, other):
+        assert self.device.synchronised, "an event was read before the device had reached it"
+        return other.at_ms - self.at_ms
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    import torch
+
+    stub = StubCuda()
+    for name in (name for name in dir(StubCuda) if not name.startswith("_")):
+        monkeypatch.setattr(torch.cuda, name, getattr(stub, name))
+    return stub
+
+
+def test_device_events_time_the_device_and_not_the_launching(cuda):
+    spent_ms = iter((5.0, 7.0, 6.0))
+
+    def call():
+        cuda.now_ms += next(spent_ms)
+
+    assert clock.device_timed("cuda", call, 3) == pytest.approx([0.005, 0.007, 0.006])
+    assert cuda.synchronised == 1  # once, after all of them
+
+
+def test_a_cpu_is_timed_by_the_hosts_clock(monkeypatch):
+    readings = iter((1.0, 3.0, 3.0, 7.0))
+    monkeypatch.setattr(clock, "now", lambda: next(readings))
+    assert clock.device_timed("cpu", lambda: None, 2) == [2.0, 4.0]
+
+
+def test_device_memory_is_told_three_ways(cuda, monkeypatch):
+    asked = []
+    monkeypatch.setattr(environment, "_output", lambda command: asked.append(command) or "512\n")
+    assert memory.device_peak_bytes("cuda:1") == 2 << 20
+    assert memory.device_reserved_peak_bytes("cuda:1") == 3 << 20
+    assert environment.device_used_bytes("cuda:1") == 512 << 20
+    assert "--id=GPU-uuid-1" in asked[0]
+    assert environment.device_used_bytes("cuda") == 512 << 20 and "--id=GPU-uuid-0" in asked[1]
+
+
+@pytest.mark.parametrize("answer", [None, "", "[N/A]\n"])
+def test_no_word_from_nvml_is_no_number(cuda, monkeypatch, answer):
+    monkeypatch.setattr(environment, "_output", lambda command: answer)
+    assert environment.device_used_bytes("cuda") is None
+
+
+def test_a_cpu_has_no_device_memory():
+    assert memory.device_reserved_peak_bytes("cpu") is None
+    assert environment.device_used_bytes("cpu") is None

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from harness.measure.record import make_run_folder, skeleton, write_record
+from harness.report import rows
 from harness.report.__main__ import main
 from harness.report.rows import differing, groups
 
@@ -239,3 +240,12 @@ def test_one_wrong_run_has_no_speed():
     assert "NO: layer 3 differs" in printed
     assert "a wrong answer has no speed" in printed
     assert "tok/s" not in printed
+
+
+def test_replayed_and_compiled_steps_are_named_beside_the_kernels():
+    record = {
+        "backend": {"name": "triton", "graphs": {"launched_because": None, "steps": {"recorded": 3, "replayed": 40}}, "compiled": True}
+    }
+    assert rows.kernels(record) == "triton, graphs, torch.compile"
+    never = {"launched_because": "graphs=off", "steps": {}}
+    assert rows.kernels({"backend": {"name": "cpu", "graphs": never, "compiled": False}}) == "cpu"

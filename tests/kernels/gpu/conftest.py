@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
 import pytest
 
 from kernels.api import Ops
+from tests.interpreter import functions_patched_once, numpy_warnings_as_errors
 
 
 @pytest.fixture(scope="session")
@@ -31,26 +31,12 @@ def reference() -> Ops:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def functions_are_patched_once() -> Iterator[None]:
-    """Nearly half of the interpreter's time goes into patching triton.language again for each function that a kernel calls."""
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    patch = interpreter._patch_lang
-
-    def patch_once(function):
-        languages = [value for value in function.__globals__.values() if value is tl or value is tl.core]
-        if languages and not any(tl.core.is_builtin(language.load) for language in languages):
-            return interpreter._LangPatchScope()
-        return patch(function)
-
-    interpreter._patch_lang = patch_once
-    yield
-    interpreter._patch_lang = patch
+def quick_interpreter() -> Iterator[None]:
+    with functions_patched_once():
+        yield
 
 
 @pytest.fixture(autouse=True)
 def numpy_warnings_are_errors() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
+    with numpy_warnings_as_errors():
         yield

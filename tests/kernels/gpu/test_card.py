@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from harness import kernels_card
+from harness.kernels_table import family_of, markdown
 from kernels.codec import codec_named
 from kernels.gpu.launch import FP_FUSION
 from kernels.gpu.specialisations import LISTED, Attend, Copy, Merge, Pointwise, Rows
@@ -189,6 +190,26 @@ def test_the_card_is_the_committed_shape():
     assert card["schema"] == 1
     assert {entry["target"] for entry in card["kernels"]} == {"sm_80", "sm_90", "sm_100", "gfx942"}
     assert all(GOOD.keys() <= entry.keys() for entry in card["kernels"])
+
+
+def test_the_committed_table_is_the_cards():
+    assert kernels_card.CARD.with_suffix(".md").read_text() == markdown(committed_card())
+
+
+def test_a_table_has_a_row_for_each_family_and_a_range_where_forms_differ():
+    names = ("attend paged raw bfloat16 head_dim=64 rows=16", "attend paged int8 bfloat16 head_dim=128 rows=16 windowed")
+    entries = [{"name": name, "target": "sm_90", **GOOD, "registers": 90 + at} for at, name in enumerate(names)]
+    entries.append({"name": "attend dense raw float32 head_dim=256 rows=64", "target": "sm_90", **GOOD, "spills": 8})
+    lines = markdown({"triton": "9", "kernels": entries}).splitlines()
+    assert lines[-1] == "| attend paged, decode | 2 | refused | 90–91 / 0 / 39 / 16 / 32 | refused | refused |"
+    assert lines[-2] == "| attend dense, prefill, float32, head_dim 256 | 1 | refused | 116 / 8 / 39 / 16 / 32 | refused | refused |"
+
+
+def test_every_listed_form_has_a_family():
+    families = {family_of(spec.name) for spec in LISTED}
+    assert {"merge", "read_rows", "write_rows", "copy_pages", "rope", "rms_norm", "rms_norm residual", "gated silu"} <= families
+    assert {"attend paged, decode", "attend dense, prefill", "attend packed, prefill, head_dim 256"} <= families
+    assert len(families) < 30
 
 
 def resolve_reference():
