@@ -13,6 +13,7 @@ or {"error": "..."}. It ends when its standard input does.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -140,10 +141,8 @@ class Peer:
     def close(self) -> None:
         """No more requests: the worker ends."""
         for pipe in (self._process.stdin, self._process.stdout):
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 pipe.close()
-            except BrokenPipeError:
-                pass
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:

