@@ -12,10 +12,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.engine.events import DECODE, EventLog, StepEvent, TokenEvent
 from harness.measure.clock import Clock
+
+if TYPE_CHECKING:
+    from kernels.api import Ops
+    from kernels.chained import Chain, ChainModel
 
 GEMM, ATTENTION, WRITE, POINTWISE, HOST = KINDS = ("gemm", "attention", "write", "pointwise", "host")
 KIND_OF = {
@@ -32,6 +36,7 @@ KIND_OF = {
     "gated": POINTWISE,
 }
 # What is not an op: its own time, less that of the ops inside it.
+CHAIN = "chain"  # ops that ran as one call, in a trace; the table shares its time out by their time stamps
 CACHE, DECODER, SAMPLER, ENGINE = "cache.attend", "decoder", "sampler", "engine"
 
 
@@ -86,25 +91,31 @@ class Stopwatch:
         self.seconds: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
 
-    def keep(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """`call`, timed under `name`."""
+    def keep(self, name: str, call: Callable[..., Any], parts: Callable[..., tuple[Counter, Counter]] | None = None) -> Callable[..., Any]:
+        """`call`, timed under `name`; or, with `parts(its arguments)` -> (weights, calls) by name, shared out among those."""
 
-        def kept(*arguments: Any, **named: Any) -> Any:
+        def kept(*arguments: Any) -> Any:
             began = self._clock.now()
             self._inside.append(0.0)
             try:
                 with self._annotate(name):
-                    found = call(*arguments, **named)
+                    found = call(*arguments)
                     self._clock.synchronise()
             finally:
                 took = self._clock.now() - began
-                self.seconds[name] += took - self._inside.pop()
-                self.calls[name] += 1
+                self._charge(name, took - self._inside.pop(), None if parts is None else parts(*arguments))
                 if self._inside:
                     self._inside[-1] += took
             return found
 
         return kept
+
+    def _charge(self, name: str, own: float, parts: tuple[Counter, Counter] | None) -> None:
+        weights, calls = (Counter({name: 1}), Counter({name: 1})) if parts is None else parts
+        whole = sum(weights.values())
+        for part, weight in weights.items():
+            self.seconds[part] += own * weight / whole
+        self.calls.update(calls)
 
     def taken(self) -> tuple[Counter[str], Counter[str]]:
         """(seconds, calls) since the last time this was asked."""
@@ -145,12 +156,20 @@ def _kind(name: str, own_attention: bool) -> str:
     return ATTENTION if name == CACHE and own_attention else KIND_OF.get(name, HOST)
 
 
-def kept_ops(ops: Any, watch: Stopwatch) -> Any:
+def kept_ops(ops: Ops, watch: Stopwatch) -> Ops:
     """The same ops, counting where they counted, each timed."""
     kept = copy.copy(ops)
     for name in KIND_OF:
         if hasattr(ops, name):
             setattr(kept, name, watch.keep(name, getattr(ops, name)))
+
+    def chained(model: ChainModel, tokens: int) -> Chain | None:
+        chain = ops.chained(model, tokens)
+        if chain is not None:
+            chain.run = watch.keep(CHAIN, chain.run, lambda program: (program.ticks(), Counter(program.names)))
+        return chain
+
+    kept.chained = chained
     return kept
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,14 @@ def test_a_call_that_raises_is_charged_and_leaves_the_stopwatch_usable():
     assert watch.seconds == {"inner": 2.0, "outer": 0.0}
 
 
+def test_a_call_made_of_parts_is_shared_out_among_them():
+    clock = ManualClock()
+    watch = Stopwatch(clock)
+    parts = {"a": (Counter(linear=3, rope=1), Counter(linear=2, rope=1))}
+    watch.keep("chain", lambda name: clock.advance(8.0), parts.get)("a")
+    assert watch.taken() == ({"linear": 6.0, "rope": 2.0}, {"linear": 2, "rope": 1})
+
+
 def test_only_decode_steps_count_and_what_no_part_took_is_the_engines():
     clock = ManualClock()
     watch = Stopwatch(clock)
@@ -71,7 +80,7 @@ def test_every_op_of_the_kernels_has_a_row():
 
 
 def profiled(command, launch_folder: Path, *arguments: str) -> tuple[dict, Path]:
-    did = command(*arguments, *RUN, "measure=profile", "measure.profile_steps=2", "workload.new_tokens=6")
+    did = command(*RUN, "measure=profile", "measure.profile_steps=2", "workload.new_tokens=6", *arguments)
     assert did.code == 0, did.err
     (path,) = launch_folder.rglob("record.json")
     return json.loads(path.read_text())["profile"], path.parent
@@ -90,6 +99,15 @@ def test_the_parts_of_a_run_add_up_to_its_step_and_each_op_is_in_its_row(command
     calls = {name: rows[name]["calls"] for name in ("linear", "attend_paged", "write_rows", CACHE, DECODER)}
     assert calls == {"linear": 4 * LAYERS + 1, "attend_paged": LAYERS, "write_rows": 2 * LAYERS, CACHE: LAYERS, DECODER: 1}
     assert "| attend_paged | attention |" in (folder / "profile.md").read_text()
+
+
+def test_ops_that_run_as_one_call_are_in_the_rows_they_would_have_alone(command, launch_folder):
+    """In bfloat16 the cpu backend chains what lies between two attentions, where it is compiled."""
+    found, _ = profiled(command, launch_folder, "+strategy=paged", "dtype=bfloat16")
+    rows = {row["name"]: row for row in found["rows"]}
+    calls = {name: rows[name]["calls"] for name in ("linear", "rms_norm", "gated", "rope")}
+    assert calls == {"linear": 4 * LAYERS + 1, "rms_norm": 2 * LAYERS + 1, "gated": LAYERS, "rope": LAYERS}
+    assert sum(found["kinds"].values()) == pytest.approx(found["step_s"])
 
 
 def test_the_trace_holds_the_prefill_and_the_steps_asked_for(command, launch_folder):
