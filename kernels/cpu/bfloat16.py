@@ -6,7 +6,10 @@ that a row's answer does not depend on its batch mates. It does not know what th
 
 from __future__ import annotations
 
+from functools import cache
+
 import llvmlite.binding as llvm
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -22,7 +25,7 @@ from kernels.cpu.linear import (
     OUT,
     OUT_STEP,
     OUTPUTS,
-    PER_TASK,
+    TASK_ROWS,
     TASKS,
     TOKENS,
     WEIGHT,
@@ -35,6 +38,7 @@ from kernels.cpu.scalars import take, word
 GROUPS = (1, 2, 4)  # rows of x that share one pass over a weight row
 ROWS = 4  # weight rows whose sums are reduced together; an output must have as many
 WIDTH = 2  # bytes
+TASK_BYTES = 1 << 16
 
 _int, _nothing = types.int64, types.void
 
@@ -57,9 +61,15 @@ class _BFloat(ir.Type):
 VB = ir.VectorType(_BFloat(), BLOCK)
 
 
+@cache
 def host_multiplies_bfloat16() -> bool:
     """Whether this host has the instruction."""
     return llvm.get_host_cpu_features().get("avx512bf16", False)
+
+
+def task_rows(inner: int) -> int:
+    """Weight rows of a task: few enough that no thread ends late, enough that most are prefetched."""
+    return max(2 * ROWS, TASK_BYTES // (WIDTH * inner) // (2 * ROWS) * 2 * ROWS)
 
 
 def group_of(tokens: int) -> int:
@@ -68,13 +78,16 @@ def group_of(tokens: int) -> int:
 
 
 @intrinsic(prefer_literal=True)
-def dot_block(typingctx, group, x, x_step, tokens, weight, weight_step, inner, biased, bias, out, out_step):
-    """out[t, r] = x[t] . weight[r] + bias[r] for the first `group` of `tokens` rows and a few weight rows; steps in bytes."""
+def dot_block(typingctx, group, x, x_step, tokens, weight, weight_step, inner, ahead, biased, bias, out, out_step):
+    """out[t, r] = x[t] . weight[r] + bias[r] for the first `group` of `tokens` rows and a few weight rows; steps in bytes.
+
+    What lies `ahead` bytes behind each weight is prefetched.
+    """
     heads = group.literal_value
     rows = 2 * ROWS if heads == 1 else ROWS  # sums enough to hide an addition's latency, few enough for the registers
 
     def codegen(context, builder, signature, args):
-        _, x, x_step, tokens, weight, weight_step, inner, biased, bias, out, out_step = args
+        _, x, x_step, tokens, weight, weight_step, inner, ahead, biased, bias, out, out_step = args
         kind = ir.FunctionType(VF, [VF, VB, VB])
         multiply = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
         last = builder.sub(tokens, I64(1))
@@ -83,7 +96,6 @@ def dot_block(typingctx, group, x, x_step, tokens, weight, weight_step, inner, b
             row = builder.select(builder.icmp_signed("<", I64(t), last), I64(t), last)
             x_at.append(builder.add(x, builder.mul(row, x_step)))
         weight_at = [builder.add(weight, builder.mul(weight_step, I64(r))) for r in range(rows)]
-        ahead = builder.mul(weight_step, I64(rows))
         sums = [[cgutils.alloca_once_value(builder, constant(0.0, VF)) for _ in range(rows)] for _ in range(heads)]
         with cgutils.for_range_slice(builder, I64(0), builder.mul(inner, I64(WIDTH)), I64(WIDTH * BLOCK), I64) as (at, _):
             inputs = [load(builder, builder.add(base, at), VB) for base in x_at]
@@ -101,7 +113,7 @@ def dot_block(typingctx, group, x, x_step, tokens, weight, weight_step, inner, b
                     store(builder, _rounded(builder, _biased(builder, found, biased, offset(builder, bias, WIDTH * low))), target)
         return context.get_dummy_value()
 
-    return _nothing(group, *([_int] * 10)), codegen
+    return _nothing(group, *([_int] * 11)), codegen
 
 
 def _biased(builder: ir.IRBuilder, found: ir.Value, biased: ir.Value, bias: ir.Value) -> ir.Value:
@@ -135,13 +147,15 @@ def make_linear(group: int):
             number = take(args + 8 * NEXT_TASK)
             if number >= word(args, TASKS):
                 return
-            first = number * PER_TASK
-            for row in range(first, min(first + PER_TASK, outputs), rows):
+            first = number * word(args, TASK_ROWS)
+            after = min(first + word(args, TASK_ROWS), outputs)
+            for row in range(first, after, rows):
                 at = min(row, outputs - rows)  # the last rows again rather than rows that are not there
+                ahead = rows * weight_step if row + rows < after else np.int64(0)  # the next task may be another thread's
                 for low in range(0, tokens, group):
                     dot_block(
                         group, word(args, X) + low * x_step, x_step, tokens - low, word(args, WEIGHT) + at * weight_step, weight_step,
-                        inner, word(args, BIASED), word(args, BIAS) + 2 * at, word(args, OUT) + low * out_step + 2 * at, out_step,
+                        inner, ahead, word(args, BIASED), word(args, BIAS) + 2 * at, word(args, OUT) + low * out_step + 2 * at, out_step,
                     )  # fmt: skip
 
     return linear_bfloat16

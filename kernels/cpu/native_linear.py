@@ -61,15 +61,16 @@ def _compiled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) 
 def call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> tuple[int, array, int]:
     """(kernel, its words, threads) that write x @ weight.T + bias to `out`; x, bias and out are dense, and all are of one dtype."""
     (tokens, inner), outputs, size = x.shape, weight.shape[0], x.element_size()
-    tasks = -(-outputs // kernels.PER_TASK)
-    threads = min(torch.get_num_threads(), tasks)
     if x.dtype == torch.bfloat16 and outputs >= 2 * bfloat16.ROWS and bfloat16.host_multiplies_bfloat16():
-        address, scratch = _bfloat16_kernel(bfloat16.group_of(tokens)).address, 0
+        address, scratch, rows = _bfloat16_kernel(bfloat16.group_of(tokens)).address, 0, bfloat16.task_rows(inner)
     else:
-        address, scratch = _kernel(kernels.group_of(tokens)).address, -(-kernels.scratch_bytes(tokens, inner) // 64) * 64
+        scratch, rows = -(-kernels.scratch_bytes(tokens, inner) // 64) * 64, kernels.PER_TASK
+        address = _kernel(kernels.group_of(tokens)).address
+    tasks = -(-outputs // rows)
+    threads = min(torch.get_num_threads(), tasks)
     words = array("q", (
         0, 0, tasks, team.workspace("scratch", scratch * threads), scratch,
         x.data_ptr(), inner * size, RAW[x.dtype], tokens, inner, weight.data_ptr(), weight.stride(0) * size, outputs,
-        0 if bias is None else bias.data_ptr(), int(bias is not None), out.data_ptr(), outputs * size,
+        0 if bias is None else bias.data_ptr(), int(bias is not None), out.data_ptr(), outputs * size, rows,
     ))  # fmt: skip
     return address, words, threads
