@@ -6,9 +6,6 @@ that a row's answer does not depend on its batch mates. It does not know what th
 
 from __future__ import annotations
 
-from functools import cache
-
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -33,6 +30,7 @@ from kernels.cpu.linear import (
     X_STEP,
     X,
 )
+from kernels.cpu.narrow import VB, dot
 from kernels.cpu.scalars import take, word
 
 GROUPS = (1, 2, 4)  # rows of x that share one pass over a weight row
@@ -41,30 +39,6 @@ WIDTH = 2  # bytes
 TASK_BYTES = 1 << 16
 
 _int, _nothing = types.int64, types.void
-
-
-class _BFloat(ir.Type):
-    """LLVM's `bfloat`, which llvmlite has no class for."""
-
-    intrinsic_name = "bf16"
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-VB = ir.VectorType(_BFloat(), BLOCK)
-
-
-@cache
-def host_multiplies_bfloat16() -> bool:
-    """Whether this host has the instruction."""
-    return llvm.get_host_cpu_features().get("avx512bf16", False)
 
 
 def task_rows(inner: int) -> int:
@@ -88,8 +62,6 @@ def dot_block(typingctx, group, x, x_step, tokens, weight, weight_step, inner, a
 
     def codegen(context, builder, signature, args):
         _, x, x_step, tokens, weight, weight_step, inner, ahead, biased, bias, out, out_step = args
-        kind = ir.FunctionType(VF, [VF, VB, VB])
-        multiply = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
         last = builder.sub(tokens, I64(1))
         x_at = []
         for t in range(heads):
@@ -104,7 +76,7 @@ def dot_block(typingctx, group, x, x_step, tokens, weight, weight_step, inner, a
                 prefetch(builder, builder.add(here, ahead), 3)
                 weights = load(builder, here, VB)
                 for t in range(heads):
-                    builder.store(builder.call(multiply, [builder.load(sums[t][r]), inputs[t], weights]), sums[t][r])
+                    builder.store(dot(builder, inputs[t], weights, builder.load(sums[t][r])), sums[t][r])
         for low in range(0, rows, ROWS):
             for t in range(heads):
                 with builder.if_then(builder.icmp_signed("<", I64(t), tokens)):
