@@ -170,6 +170,21 @@ def _pack(args, head, slots, count, out):
 
 
 @inline
+def _load_queries(args, task, head, used, rows, width, pairs, out):
+    """The task's query rows: float32 [rows, width], or as they are, bfloat16 [rows, dim]; zeros behind the `used` ones."""
+    shared, dim = word(args, QUERY_HEADS) // word(args, KV_HEADS), word(args, DIM)
+    for row in range(used):
+        token, query_head = word(task, ROW) + row // shared, head * shared + row % shared
+        if pairs:
+            source = word(args, Q) + token * word(args, Q_TOKEN) + query_head * word(args, Q_HEAD)
+            copy_bytes(source, out + 2 * dim * row, 2 * dim)
+        else:
+            load_query(args, token, query_head, out + 4 * width * row, width)
+    filled = dim // 2 if pairs else width  # floats of a row
+    set_floats(out, used * filled, rows * filled, np.float32(0))
+
+
+@inline
 def _no_product(a, a_bytes, b, b_bytes, c, c_bytes, rows, columns, pairs):
     """Stands where a host without the instruction never comes."""
 
@@ -198,17 +213,7 @@ def make_chunk(narrow: bool):
             scores = queries + 4 * rows * width
             tops = scores + 4 * rows * CHUNK
             sums = tops + 8 * rows
-            if pairs:
-                for row in range(used):
-                    token, query_head = word(task, ROW) + row // shared, head * shared + row % shared
-                    copy_bytes(
-                        word(args, Q) + token * word(args, Q_TOKEN) + query_head * word(args, Q_HEAD), queries + 2 * dim * row, 2 * dim
-                    )
-                set_floats(queries, used * dim // 2, rows * dim // 2, np.float32(0))
-            else:
-                for row in range(used):
-                    load_query(args, word(task, ROW) + row // shared, head * shared + row % shared, queries + 4 * width * row, width)
-                set_floats(queries, used * width, rows * width, np.float32(0))
+            _load_queries(args, task, head, used, rows, width, pairs, queries)
             set_floats(tops, 0, rows, np.float32(-np.inf))
             set_floats(tops, rows, rows * (2 + width), np.float32(0))
             low = word(task, LOW)

