@@ -6,7 +6,9 @@ It does not know configurations, records or what is printed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from harness.audit import Audit
@@ -16,10 +18,11 @@ from harness.engine.events import COMPLETE, EventLog
 from harness.engine.request import Request
 from harness.engine.sampler import Sampler
 from harness.errors import UserError
-from harness.measure.clock import DeviceClock
+from harness.measure.clock import DeviceClock, quiet
 from harness.measure.compare import BreakEven
 from harness.measure.paired import Paired, measure_pairs
 from harness.measure.points import beats_from, itl_law
+from harness.measure.profile import CACHE, DECODER, SAMPLER, ProfiledLog, StepProfile, Stopwatch, kept_ops, traced
 from harness.measure.quality import Protocol, Quality, measure_quality
 from harness.measure.reading import Side
 from harness.measure.shadow import VerifyResult
@@ -63,12 +66,14 @@ def verify(contender: Contender, tokens: Sequence[int], progress: Progress) -> V
     return shadow_verify(contender.decoder, contender.unbounded_cache, tokens, contender.model.geometry, progress)
 
 
-def serve(contender: Contender, cache: KVCache, load: Load, device: str, new_log: NewLog = EventLog) -> EventLog:
+def serve(
+    contender: Contender, cache: KVCache, load: Load, device: str, new_log: NewLog = EventLog, sampler: Callable | None = None
+) -> EventLog:
     """One pass of the workload on `cache`, which is empty. Unserved when a request could not be finished."""
     scheduler = scheduler_for(cache, load.step_tokens, load.max_sequences)
     eos_ids = contender.model.tokenizer.eos_ids
-    clock = DeviceClock(device)
-    engine = Engine(contender.decoder_on_one_cache(clock), cache, scheduler, Sampler(), clock, eos_ids, new_log)
+    sampler, clock = Sampler() if sampler is None else sampler, DeviceClock(device)
+    engine = Engine(contender.decoder_on_one_cache(clock), cache, scheduler, sampler, clock, eos_ids, new_log)
     log = engine.run(load.requests)
     for completion in engine.completions.values():
         if completion.reason not in COMPLETE:
@@ -99,6 +104,24 @@ def measure(
     sides = run("strategy", strategy), run("reference", reference)
     limits = (seed, settings.pairs, settings.seconds, settings.warmup, settings.threads)
     return measure_pairs(*sides, DeviceClock(device), *limits, progress, twin=run("twin", reference))
+
+
+def profile(contender: Contender, load: Load, device: str, steps: int, trace: Path) -> StepProfile:
+    """Where a decode step's time goes, over one pass; the first `steps` decode steps of a second one go to `trace`."""
+
+    def run(annotate: Callable[[str], Any], after: Callable[[int], None]) -> ProfiledLog:
+        watch = Stopwatch(DeviceClock(device), annotate)
+        ops = kept_ops(contender.ops, watch)
+        decoder = watch.keep(DECODER, type(contender.decoder)(contender.decoder.architecture, contender.decoder.weights, ops))
+        side = replace(contender, decoder=decoder, ops=ops)
+        cache = side.cache()
+        cache.attend = watch.keep(CACHE, cache.attend)
+        return serve(side, cache, load, device, lambda: ProfiledLog(watch=watch, after=after), watch.keep(SAMPLER, Sampler()))
+
+    with quiet():
+        found = run(lambda name: nullcontext(), lambda done: None).profile()
+    traced(trace, run, steps)
+    return found
 
 
 def laws(paired: Paired, context: int) -> dict[str, Any]:

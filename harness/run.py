@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from harness.phases import Load
     from harness.report.tracking import Tracker
 
+TRACE, PROFILE = "trace.json", "profile.md"  # files in a run's folder
 SUMMARISED = ("status", "error", "metrics", "quality", "reference", "audit")  # what W&B shows of a run beside its series
 
 
@@ -144,6 +145,9 @@ def _phases(job: Job, record: dict[str, Any], tracker: Tracker, events: EventFil
         how = (job.settings.general.seed, job.settings.measure, events.new_log, progress)
         paired = phases.measure(job.strategy, job.reference, job.load, job.device, *how)
     _measured(job, record, paired)
+    if job.settings.measure.profile_steps:
+        events.phase("profile")
+        record["profile"] = _profiled(job, events.folder, console)
     tell(tracker, paired)
     if job.protocol is not None:
         events.phase("quality")
@@ -191,6 +195,18 @@ def _measured(job: Job, record: dict[str, Any], paired: Paired) -> None:
         "laws": laws(paired, job.strategy.model.geometry.context),
     }
     record["samples"] = paired.raw()
+
+
+def _profiled(job: Job, folder: Path, console: Console) -> dict[str, Any]:
+    """One more pass of the strategy alone, with every op timed: its times are no part of the comparison."""
+    from harness import phases
+
+    with console.status("profile: where a decode step's time goes"):
+        found = phases.profile(job.strategy, job.load, job.device, job.settings.measure.profile_steps, folder / TRACE)
+    table = found.table()
+    (folder / PROFILE).write_text(table + "\n", encoding="utf-8")
+    console.print(table)
+    return found.as_dict() | {"trace": TRACE}
 
 
 def _ended(record: dict[str, Any], folder: Path, tracker: Tracker, events: EventFile) -> None:

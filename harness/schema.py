@@ -91,17 +91,22 @@ class Quality:
 
 @dataclass(frozen=True)
 class Measure:
-    """At least `pairs` interleaved pairs, and more until `seconds` have passed; `threads` None: as torch chose."""
+    """At least `pairs` interleaved pairs, and more until `seconds` have passed; `threads` None: as torch chose.
+
+    profile_steps: decode steps that a trace of where the time goes holds; 0: no profile.
+    """
 
     pairs: int
     seconds: float
     warmup: int
     threads: int | None
+    profile_steps: int = 0
 
     def __post_init__(self) -> None:
         at_least("measure.pairs", self.pairs, 5)
         at_least("measure.seconds", self.seconds, 0)
         at_least("measure.warmup", self.warmup, 1)
+        at_least("measure.profile_steps", self.profile_steps, 0)
         if self.threads is not None:
             at_least("measure.threads", self.threads, 1)
 

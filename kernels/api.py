@@ -11,6 +11,7 @@ from types import ModuleType
 
 import torch
 
+from kernels.chained import Chain, ChainModel
 from kernels.codec import Codec
 from kernels.rows import Batch, DenseRows, Mask, PagedRows, RowStore
 
@@ -146,6 +147,12 @@ class Ops:
         _same("x", x.shape[-1], "the weight's columns", weight.shape[1])
         self.calls["linear"] += 1
         return product(x, weight, bias)
+
+    def chained(self, model: ChainModel, tokens: int) -> Chain | None:
+        """What a decode step of `tokens` rows computes between its attentions, with the ops' own numbers; None where the backend
+        has no such thing. Whoever runs it counts the `calls`."""
+        make = getattr(self._module, "chained", None)
+        return None if make is None else make(model, tokens)
 
 
 def _same(name: str, got: object, other: str, want: object) -> None:

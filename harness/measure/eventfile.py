@@ -21,6 +21,7 @@ class EventFile:
     """Lines go to the operating system one by one: what was written survives the death of the process."""
 
     def __init__(self, folder: Path, header: Mapping[str, object]) -> None:
+        self.folder = folder
         self._file: TextIO = open(folder / FILE_NAME, "x", encoding="utf-8", buffering=1)  # 1 = flushed at each line's end
         self.write({"row": "run", **header})
 
@@ -29,7 +30,7 @@ class EventFile:
         self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
     def phase(self, name: str) -> None:
-        """A phase of the run begins: verify, audit, measure, quality."""
+        """A phase of the run begins: verify, audit, measure, profile, quality."""
         self.write({"row": "phase", "name": name})
 
     def new_log(self, side: str) -> EventLog:

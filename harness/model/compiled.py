@@ -40,6 +40,9 @@ class CompiledDecoder(Decoder):
         self._project = torch.compile(traced._project, fullgraph=True, dynamic=True)
         self._mlp = torch.compile(traced._mlp, fullgraph=True, dynamic=True)
 
+    def _chain(self, tokens: int) -> None:
+        """What lies between attentions is the compiler's here, also where the backend would run it as one call."""
+
 
 def require_compiler(device: str) -> None:
     """UserError unless torch.compile makes code for `device` here: on a CPU that takes a C++ compiler."""

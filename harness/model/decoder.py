@@ -12,9 +12,8 @@ from harness.model.architecture import Architecture
 from harness.model.rope import RopeTable
 from harness.model.weights import LayerWeights, Weights
 from kernels.api import Ops
+from kernels.chained import Chain, ChainModel, Rotation
 from strategies.base import KVCache, Plan
-
-Rotation = tuple[torch.Tensor, torch.Tensor]  # cos, sin [T, R] float32
 
 
 class Decoder:
@@ -33,6 +32,7 @@ class Decoder:
         self._table_of = [ropes.index(layer.rope) for layer in architecture.layers]
         scale = architecture.embedding_scale
         self._embedding_scale = None if scale is None else torch.tensor(scale, dtype=self.dtype, device=self.device)
+        self._chains: dict[tuple[int, int], Chain | None] = {}  # by rows of a step and threads
 
     def settle(self) -> None:
         """Make the tables of every position of the context now: later steps may be replayed, and must find them where they are."""
@@ -47,6 +47,11 @@ class Decoder:
         """
         stop = min(plan.batch.longest, self.architecture.context)
         rotations = [table.rows(plan.positions, stop) for table in self._tables]
+        chain = (
+            self._chain(plan.batch.tokens) if rows is None and plan.batch.tokens == len(plan.spans) and cache.keys == "rotated" else None
+        )
+        if chain is not None:
+            return self._by_chain(chain, ids, rotations, plan, cache)
         x = embedding(ids, self.weights.embedding)  # [T, E]
         if self._embedding_scale is not None:
             x = x * self._embedding_scale
@@ -59,6 +64,30 @@ class Decoder:
             x, residual = self._mlp(layer, x, residual)
         x, _ = self.ops.rms_norm(x, self.weights.final_norm, self.architecture.norm_eps, residual)
         return self._logits(x)
+
+    def _chain(self, tokens: int) -> Chain | None:
+        """What runs all that lies between two attentions of a decode step as one call, where the backend and these layers allow it."""
+        key = tokens, torch.get_num_threads()
+        if key not in self._chains:
+            a = self.architecture
+            model = ChainModel(
+                *(self.weights.layers, self.weights.final_norm, self.weights.head),
+                *(a.norm_eps, a.activation, a.query_heads, a.kv_heads, a.head_dim),
+            )
+            self._chains[key] = None if a.qk_norm or a.post_norms else self.ops.chained(model, tokens)
+        return self._chains[key]
+
+    def _by_chain(self, chain: Chain, ids: torch.Tensor, rotations: list[Rotation], plan: Plan, cache: KVCache) -> torch.Tensor:
+        """The same as op by op, in the same kernels."""
+        torch.index_select(self.weights.embedding, 0, ids, out=chain.rows)
+        if self._embedding_scale is not None:
+            chain.rows.mul_(self._embedding_scale)
+        q, k, v = chain.first(rotations[self._table_of[0]])
+        for index in range(1, len(self._table_of)):
+            q, k, v = chain.between(index, cache.attend(index - 1, q, k, v, plan), rotations[self._table_of[index]])
+        logits = chain.last(cache.attend(len(self._table_of) - 1, q, k, v, plan))
+        self.ops.calls.update(chain.calls())
+        return self._capped(logits)
 
     def _attention(
         self,
@@ -115,7 +144,9 @@ class Decoder:
         return x, residual
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        logits = self.ops.linear(x, self.weights.head, None)  # [R, V]
+        return self._capped(self.ops.linear(x, self.weights.head, None))
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         logits = logits if self.dtype == torch.float64 else logits.float()
         cap = self.architecture.final_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)

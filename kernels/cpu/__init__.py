@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import torch
 
+from kernels.chained import Chain, ChainModel
 from kernels.cpu import plain
 from kernels.reference import move_rows, new_rows, read_rows
 from kernels.rows import Batch, DenseRows, Mask, PagedRows, RowStore
 
 try:
-    from kernels.cpu import native, native_linear, native_rows, team
+    from kernels.cpu import chain, native, native_linear, native_rows, team
     from kernels.cpu.emit import LANES, host_converts_float16
 
     COMPILED = host_converts_float16()
@@ -97,6 +98,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
 def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     ops = native_rows if gate_up.dtype in _COMPUTED else plain
     return ops.gated(gate_up, activation)
+
+
+def chained(model: ChainModel, tokens: int) -> Chain | None:
+    """What a decode step of `tokens` rows computes between attentions, as one call (see chain.py); None where it is not compiled."""
+    if not COMPILED or tokens > native_linear.FEW or not chain.can_chain(model):
+        return None
+    return chain.Chain(model, tokens)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

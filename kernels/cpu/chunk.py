@@ -10,8 +10,10 @@ import math
 import numpy as np
 
 from kernels.cpu.compiled import inline, kernel
-from kernels.cpu.emit import BLOCK, LANES
+from kernels.cpu.emit import BLOCK, FORMATS, LANES
+from kernels.cpu.encode import copy_bytes
 from kernels.cpu.micro import PANEL, TILE_ROWS, decode_row, matmul, transpose
+from kernels.cpu.narrow import matmul_pairs
 from kernels.cpu.scalars import copy_floats, decoded_value, float_word, load_f32, set_floats, store_f32, take, word
 from kernels.cpu.shared import (
     CAPPED,
@@ -28,6 +30,9 @@ from kernels.cpu.shared import (
     PARTIAL_BYTES,
     PARTIALS,
     POSITION,
+    Q_FORM,
+    Q_HEAD,
+    Q_TOKEN,
     QUERY_HEADS,
     ROW,
     SCALE,
@@ -45,6 +50,7 @@ from kernels.cpu.shared import (
     UNIT,
     VALUES,
     WINDOW,
+    Q,
     cap_scores,
     fill_slots,
     load_query,
@@ -53,6 +59,7 @@ from kernels.cpu.shared import (
 )
 from kernels.cpu.softmax import CHUNK, exp_sum, scale_row, scaled_max
 
+BFLOAT16 = FORMATS["bfloat16"]
 TILE = 120  # query rows (tokens times shared heads) of one tile: their scores and sums stay in the second-level cache
 
 
@@ -153,14 +160,45 @@ def _finish(args, task, state, rows, width):
             store_answer(args, token, head, state + 4 * (2 * rows + row * width), load_f32(state + 4 * (rows + row)))
 
 
-def make_chunk():
-    """The kernel for tiles."""
+@inline
+def _pack(args, head, slots, count, out):
+    """Keys of `count` slots as they are, bfloat16 [count, dim]."""
+    size = 2 * word(args, DIM)
+    codes = word(args, KEYS) + head * word(args, KEYS + 2)
+    for r in range(count):
+        copy_bytes(codes + word(slots, r) * word(args, KEYS + 1), out + size * r, size)
+
+
+@inline
+def _load_queries(args, task, head, used, rows, width, pairs, out):
+    """The task's query rows: float32 [rows, width], or as they are, bfloat16 [rows, dim]; zeros behind the `used` ones."""
+    shared, dim = word(args, QUERY_HEADS) // word(args, KV_HEADS), word(args, DIM)
+    for row in range(used):
+        token, query_head = word(task, ROW) + row // shared, head * shared + row % shared
+        if pairs:
+            source = word(args, Q) + token * word(args, Q_TOKEN) + query_head * word(args, Q_HEAD)
+            copy_bytes(source, out + 2 * dim * row, 2 * dim)
+        else:
+            load_query(args, token, query_head, out + 4 * width * row, width)
+    filled = dim // 2 if pairs else width  # floats of a row
+    set_floats(out, used * filled, rows * filled, np.float32(0))
+
+
+@inline
+def _no_product(a, a_bytes, b, b_bytes, c, c_bytes, rows, columns, pairs):
+    """Stands where a host without the instruction never comes."""
+
+
+def make_chunk(narrow: bool):
+    """The kernel for tiles. narrow: the host multiplies bfloat16 itself, and does so where queries and keys are bfloat16."""
+    product = matmul_pairs if narrow else _no_product
 
     @kernel
     def tiles(args):
         dim = word(args, DIM)
         shared = word(args, QUERY_HEADS) // word(args, KV_HEADS)
         width = (dim + PANEL - 1) // PANEL * PANEL
+        pairs = narrow and dim == width and word(args, Q_FORM) == BFLOAT16 and word(args, KEYS + 6) == BFLOAT16
         slots = word(args, SCRATCH) + take(args + 8 * NEXT_THREAD) * word(args, SCRATCH_BYTES)
         unpacked = slots + 8 * CHUNK
         turned = unpacked + 4 * CHUNK * width
@@ -175,20 +213,25 @@ def make_chunk():
             scores = queries + 4 * rows * width
             tops = scores + 4 * rows * CHUNK
             sums = tops + 8 * rows
-            for row in range(used):
-                load_query(args, word(task, ROW) + row // shared, head * shared + row % shared, queries + 4 * width * row, width)
-            set_floats(queries, used * width, rows * width, np.float32(0))
+            _load_queries(args, task, head, used, rows, width, pairs, queries)
             set_floats(tops, 0, rows, np.float32(-np.inf))
             set_floats(tops, rows, rows * (2 + width), np.float32(0))
             low = word(task, LOW)
             while low < word(task, HIGH):
                 count = min(np.int64(CHUNK), word(task, HIGH) - low)
                 fill_slots(args, task, low, count, count, slots)
-                _unpack(args, KEYS, head, slots, count, width, unpacked)
-                for r in range(0, CHUNK, LANES):
-                    for d in range(0, width, LANES):
-                        transpose(unpacked + 4 * (r * width + d), 4 * width, turned + 4 * (d * CHUNK + r), 4 * CHUNK)
-                matmul(queries, 4 * width, turned, 4 * CHUNK, scores, 4 * CHUNK, rows, CHUNK, width, 0)
+                if pairs:
+                    _pack(args, head, slots, count, unpacked)
+                    for r in range(0, CHUNK, LANES):
+                        for d in range(0, dim // 2, LANES):
+                            transpose(unpacked + 4 * (r * (dim // 2) + d), 2 * dim, turned + 4 * (d * CHUNK + r), 4 * CHUNK)
+                    product(queries, 2 * dim, turned, 4 * CHUNK, scores, 4 * CHUNK, rows, CHUNK, dim // 2)
+                else:
+                    _unpack(args, KEYS, head, slots, count, width, unpacked)
+                    for r in range(0, CHUNK, LANES):
+                        for d in range(0, width, LANES):
+                            transpose(unpacked + 4 * (r * width + d), 4 * width, turned + 4 * (d * CHUNK + r), 4 * CHUNK)
+                    matmul(queries, 4 * width, turned, 4 * CHUNK, scores, 4 * CHUNK, rows, CHUNK, width, 0)
                 for row in range(used):
                     position = word(task, POSITION) + row // shared
                     _weigh(

@@ -14,10 +14,10 @@ from kernels.cpu.softmax import CHUNK
 
 # Words of a call; scratch holds slots, a tile of answers and the rows of x as float32 for each thread.
 NEXT_TASK, NEXT_THREAD, TASKS, SCRATCH, SCRATCH_BYTES = 0, 1, 2, 3, 4
-X, X_STEP, FORM, TOKENS, INNER, WEIGHT, WEIGHT_STEP, OUTPUTS, BIAS, BIASED, OUT, OUT_STEP = range(5, 17)
+X, X_STEP, FORM, TOKENS, INNER, WEIGHT, WEIGHT_STEP, OUTPUTS, BIAS, BIASED, OUT, OUT_STEP, TASK_ROWS = range(5, 18)
 
 GROUPS = (1, 2, 3, 4)  # rows of x that share one pass over a weight row
-PER_TASK = CHUNK  # weight rows
+PER_TASK = CHUNK  # weight rows of a task
 
 
 def group_of(tokens: int) -> int:
@@ -50,8 +50,8 @@ def make_linear(group: int):
             number = take(args + 8 * NEXT_TASK)
             if number >= word(args, TASKS):
                 return
-            first = number * PER_TASK
-            count = min(np.int64(PER_TASK), word(args, OUTPUTS) - first)
+            first = number * word(args, TASK_ROWS)
+            count = min(word(args, TASK_ROWS), word(args, OUTPUTS) - first)
             for i in range(CHUNK + 4):  # four more: rows to prefetch
                 store_i64(slots + 8 * i, min(first + i, word(args, OUTPUTS) - 1))
             for low in range(0, padded, group):

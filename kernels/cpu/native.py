@@ -16,6 +16,7 @@ import torch
 
 from kernels.cpu import chunk, decode, team
 from kernels.cpu.emit import BLOCK, FORMATS
+from kernels.cpu.narrow import host_multiplies_bfloat16
 from kernels.cpu.schedule import Tasks, plan_tasks
 from kernels.cpu.shared import FAULTS
 from kernels.rows import Batch, DenseRows, Mask, PagedRows, RowStore
@@ -55,7 +56,7 @@ def _decode_address(group: int) -> int:
 
 @cache
 def _chunk_address() -> int:
-    _kept.append(chunk.make_chunk())
+    _kept.append(chunk.make_chunk(host_multiplies_bfloat16()))
     return _kept[-1].address
 
 

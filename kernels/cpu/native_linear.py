@@ -12,9 +12,10 @@ from functools import cache
 import torch
 from torch.nn import functional
 
+from kernels.cpu import bfloat16, team
 from kernels.cpu import linear as kernels
-from kernels.cpu import team
 from kernels.cpu.emit import BLOCK
+from kernels.cpu.narrow import host_multiplies_bfloat16
 from kernels.cpu.native import RAW
 
 FEW = 8  # rows of x up to which reading the weights is what takes the time
@@ -24,6 +25,11 @@ COMPILED_DTYPES = (torch.bfloat16, torch.float16)
 @cache
 def _kernel(group: int):
     return kernels.make_linear(group)
+
+
+@cache
+def _bfloat16_kernel(group: int):
+    return bfloat16.make_linear(group)
 
 
 @cache
@@ -47,16 +53,25 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 def _compiled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     x = x.contiguous()
     bias = None if bias is None else bias.to(x.dtype).contiguous()
-    (tokens, inner), outputs = x.shape, weight.shape[0]
-    out = torch.empty((tokens, outputs), dtype=x.dtype)
-    size = x.element_size()
-    tasks = -(-outputs // kernels.PER_TASK)
+    out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
+    address, words, threads = call(x, weight, bias, out)
+    team.run(address, words.buffer_info()[0], threads)
+    return out
+
+
+def call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> tuple[int, array, int]:
+    """(kernel, its words, threads) that write x @ weight.T + bias to `out`; x, bias and out are dense, and all are of one dtype."""
+    (tokens, inner), outputs, size = x.shape, weight.shape[0], x.element_size()
+    if x.dtype == torch.bfloat16 and outputs >= 2 * bfloat16.ROWS and host_multiplies_bfloat16():
+        address, scratch, rows = _bfloat16_kernel(bfloat16.group_of(tokens)).address, 0, bfloat16.task_rows(inner)
+    else:
+        scratch, rows = -(-kernels.scratch_bytes(tokens, inner) // 64) * 64, kernels.PER_TASK
+        address = _kernel(kernels.group_of(tokens)).address
+    tasks = -(-outputs // rows)
     threads = min(torch.get_num_threads(), tasks)
-    scratch = -(-kernels.scratch_bytes(tokens, inner) // 64) * 64
-    args = array("q", (
+    words = array("q", (
         0, 0, tasks, team.workspace("scratch", scratch * threads), scratch,
         x.data_ptr(), inner * size, RAW[x.dtype], tokens, inner, weight.data_ptr(), weight.stride(0) * size, outputs,
-        0 if bias is None else bias.data_ptr(), int(bias is not None), out.data_ptr(), outputs * size,
+        0 if bias is None else bias.data_ptr(), int(bias is not None), out.data_ptr(), outputs * size, rows,
     ))  # fmt: skip
-    team.run(_kernel(kernels.group_of(tokens)).address, args.buffer_info()[0], threads)
-    return out
+    return address, words, threads

@@ -16,7 +16,7 @@ from kernels.cpu.native import RAW, float_bits, store_words
 from kernels.rows import RowStore
 
 TEAM_VALUES = 1 << 15  # values that are worth waking a second thread for
-_OPS = {"silu": layers.SILU, "gelu_tanh": layers.GELU_TANH}
+OPS = {"silu": layers.SILU, "gelu_tanh": layers.GELU_TANH}
 
 
 @cache
@@ -94,20 +94,26 @@ def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     gate_up = gate_up if gate_up.is_contiguous() else gate_up.contiguous()
     size = gate_up.shape[-1] // 2
     out = torch.empty((*gate_up.shape[:-1], size), dtype=gate_up.dtype)
-    _run(_OPS[activation], gate_up, out.numel() // size, 1, 2 * size, 0, out, size, (0, 0, 0, 0, 0, 0))
+    _run(OPS[activation], gate_up, out.numel() // size, 1, 2 * size, 0, out, size, (0, 0, 0, 0, 0, 0))
     return out
 
 
 def _run(
     op: int, x: torch.Tensor, rows: int, inner: int, outer_step: int, inner_step: int, out: torch.Tensor, size: int, extra: tuple
 ) -> None:
-    """Steps in elements. Rows are handed out so that each task is worth taking; `extra` is words A to EPS."""
+    address, words, threads = call(op, x, rows, inner, outer_step, inner_step, out, size, extra)
+    team.run(address, words.buffer_info()[0], threads)
+
+
+def call(
+    op: int, x: torch.Tensor, rows: int, inner: int, outer_step: int, inner_step: int, out: torch.Tensor, size: int, extra: tuple
+) -> tuple[int, array, int]:
+    """(kernel, its words, threads). Steps in elements. Rows are handed out so that each task is worth taking; `extra` is words A to EPS."""
     width = x.element_size()
     per_task = max(1, TEAM_VALUES // (2 * size))
     tasks = -(-rows // per_task)
     words = (0, tasks, op, RAW[x.dtype], rows, inner, per_task, x.data_ptr(), outer_step * width, inner_step * width, out.data_ptr(), size)
-    args = array("q", (*words, *extra))
-    team.run(_layers_kernel().address, args.buffer_info()[0], _threads(rows * size, tasks))
+    return _layers_kernel().address, array("q", (*words, *extra)), _threads(rows * size, tasks)
 
 
 def _pitched(x: torch.Tensor) -> tuple[torch.Tensor, int, int, int]:

@@ -32,6 +32,13 @@ def run(address: int, args: int, threads: int) -> None:
     wait(others)
 
 
+@lru_cache(maxsize=1)
+def fork_address() -> int | None:
+    """The address of GOMP_parallel, for compiled code to call; None where torch's threads cannot be shared."""
+    fork = _openmp_fork()
+    return None if fork is None else ctypes.cast(fork, ctypes.c_void_p).value
+
+
 def described() -> str:
     """Whose threads these are, for records."""
     return "Python threads" if _openmp_fork() is None else "OpenMP threads shared with torch"

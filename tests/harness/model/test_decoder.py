@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from harness.model.decoder import Decoder
 from harness.model.random_init import RandomShape
+from kernels.api import Ops
 from kernels.backend import resolve
 from strategies.contiguous import Contiguous
 from strategies.none import NoCache
+from strategies.paged import Paged
 from tests.harness.model.tiny_models import logits_of, opened, some_ids
 
 SHAPE = RandomShape(
@@ -18,8 +23,6 @@ SHAPE = RandomShape(
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "gemma3"])
 def model(request):
-    from dataclasses import replace
-
     return opened("random", "float64", shape=replace(SHAPE, family=request.param))
 
 
@@ -83,3 +86,31 @@ def test_every_backend_computes_the_same_model():
     own = logits_of(model, ids, 7)
     model.decoder.ops = resolve("reference")
     torch.testing.assert_close(own, logits_of(model, ids, 7), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("storage", [Contiguous, Paged])
+def test_a_step_that_runs_as_one_call_between_attentions_gives_the_same_bits(storage, monkeypatch):
+    """On backends that have such a thing, in bfloat16; elsewhere this compares a step with itself."""
+    shape = replace(SHAPE, hidden=64, head_dim=32, query_heads=2, kv_heads=1)
+    model = opened("random", "bfloat16", shape=shape)
+    prompts = [some_ids(n, vocab=258, seed=n) for n in (7, 1, 12)]
+
+    def decoded():
+        decoder = Decoder(model.architecture, model.decoder.weights, resolve("cpu"))
+        cache = storage(model.geometry, None, decoder.ops)
+        sids = [cache.open(expect=20) for _ in prompts]
+        plan = cache.plan({sid: len(prompt) for sid, prompt in zip(sids, prompts, strict=True)})
+        fed = [token for prompt in prompts for token in prompt]
+        found = [decoder(torch.tensor(fed), plan, cache)]
+        cache.commit(plan, fed)
+        for step in range(3):
+            plan = cache.plan({sid: len(prompt) + step + 1 for sid, prompt in zip(sids, prompts, strict=True)})
+            fed = found[-1].argmax(-1)
+            found.append(decoder(fed, plan, cache))
+            cache.commit(plan, fed.tolist())
+        return torch.stack(found), decoder.ops.calls
+
+    found, calls = decoded()
+    monkeypatch.setattr(Ops, "chained", lambda *_: None)
+    assert torch.equal(found, (wanted := decoded())[0])
+    assert calls == wanted[1]
