@@ -13,10 +13,11 @@ from typing import Any
 
 from harness.audit import Audit
 from harness.audit import audit as audited
-from harness.engine.engine import Engine, scheduler_for
+from harness.engine.engine import Engine
 from harness.engine.events import COMPLETE, EventLog
 from harness.engine.request import Request
 from harness.engine.sampler import Sampler
+from harness.engine.scheduler import scheduler_for
 from harness.errors import UserError
 from harness.measure.clock import DeviceClock, quiet
 from harness.measure.compare import BreakEven

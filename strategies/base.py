@@ -9,7 +9,7 @@ count. `abort` undoes a plan at any point before `commit`. At most one plan is o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -295,26 +295,3 @@ def row_bytes(geometry: Geometry, layer: int, codec_k: Codec, codec_v: Codec) ->
     """Bytes of one token's K and V in one layer, scales included."""
     shape = geometry.layers[layer]
     return shape.kv_heads * sum(codec.row_bytes(shape.head_dim, geometry.dtype) for codec in (codec_k, codec_v))
-
-
-def live_union(mask: Mask, lengths: Iterable[int]) -> int:
-    """Distinct rows of one run that histories of these lengths share and that the query at a history's length, or a later one, may read."""
-    covered = live = 0
-    for length in sorted(lengths):
-        first = mask.first_visible(length)
-        sinks = min(mask.sinks, first)
-        live += max(0, sinks - covered) + length - max(first, covered, sinks)
-        covered = length
-    return live
-
-
-def combined_mask(model_window: int | None, window: int | None, sinks: int) -> Mask:
-    """Keys that both the model's own window and the strategy's window + sinks allow. Refused when no Mask says that."""
-    if window is None or (model_window is not None and model_window <= window):
-        return Mask(model_window)
-    if model_window is not None and sinks:
-        raise Refused(
-            f"window={window} with sinks={sinks} cannot be combined with the model's own window of {model_window}: "
-            f"the sinks would leave the model's window; use sinks=0 or a window of {model_window} or more"
-        )
-    return Mask(window, sinks)

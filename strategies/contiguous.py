@@ -16,9 +16,10 @@ import torch
 from kernels.api import Ops
 from kernels.codec import codec_named
 from kernels.rows import DenseRows
-from strategies.base import History, KVCache, Packed, Plan, live_union, row_bytes
+from strategies.base import History, KVCache, Packed, Plan, row_bytes
 from strategies.extents import Extents
 from strategies.geometry import CacheFull, Geometry, HeadSharing, Refused, Stats
+from strategies.masks import live_union
 from strategies.stores import Stores, copy_rows, flat, held_bytes, new_pair, store_tensors
 
 SLABS = ("max", "pow2", "exact", "growth")

@@ -14,8 +14,9 @@ import torch
 
 from kernels.codec import Codec
 from kernels.rows import RowStore
-from strategies.base import KVCache, Packed, live_union, row_bytes
+from strategies.base import KVCache, Packed, row_bytes
 from strategies.geometry import Stats
+from strategies.masks import live_union
 from strategies.pages import SCRATCH, PagePool
 from strategies.prefix import Node, PrefixIndex
 from strategies.stores import copy_moved, copy_rows, flat, held_bytes, new_pair, store_tensors

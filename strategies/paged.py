@@ -14,10 +14,11 @@ import torch
 from kernels.api import Ops
 from kernels.codec import codec_named
 from kernels.rows import PagedRows
-from strategies.base import History, KVCache, Packed, Plan, combined_mask
+from strategies.base import History, KVCache, Packed, Plan
 from strategies.budget import rebalance, split
 from strategies.geometry import CannotRewind, Geometry, HeadSharing, Refused, Stats
 from strategies.lanes import Lane, Taken
+from strategies.masks import combined_mask
 from strategies.prefix import Node, PrefixIndex
 
 

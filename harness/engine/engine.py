@@ -25,13 +25,6 @@ from strategies.base import KVCache, Plan
 from strategies.geometry import CacheFull
 
 
-def scheduler_for(cache: KVCache, step_tokens: int, max_sequences: int | None) -> Scheduler:
-    """The scheduler that asks `cache` what lengths cost."""
-    return Scheduler(
-        step_tokens, max_sequences, cache.budget_bytes, lambda lengths: cache.bytes_for(lengths, chunk=step_tokens), cache.geometry.context
-    )
-
-
 class Engine:
     """Runs requests on one decoder and one cache, which must be empty. A step ends when the device has finished it, commit included.
 
@@ -114,8 +107,7 @@ class Engine:
 
     def cancel(self, id_: int) -> None:
         """Take a sequence back. Legal at any time, also during a step (it then counts from the end of it) and after the end."""
-        if id_ in self._logs:
-            self._cancelled.add(id_)
+        self._cancelled.add(id_)
         if not self._stepping:
             self._drop_cancelled()
 
@@ -153,17 +145,15 @@ class Engine:
             self._give_up(self._scheduler.waiting[0], "the KV budget has no room for its first tokens")
         while stops:
             try:
-                pad_to = self._pad_to(stops)
-                return self._cache.plan(stops) if pad_to is None else self._cache.plan(stops, pad_to)
+                return self._cache.plan(stops, *self._pads(stops))
             except CacheFull as full:
                 stops = self._shed(stops, full)
         return None
 
-    def _pad_to(self, stops: dict[int, int]) -> int | None:
-        """Spans to plan for where the step can be a graph's: one token for each sequence."""
-        if not isinstance(self._decoder, GraphedDecoder) or any(stop - self._cache.held(sid) != 1 for sid, stop in stops.items()):
-            return None
-        return self._decoder.pad_to(len(stops))
+    def _pads(self, stops: dict[int, int]) -> tuple[int, ...]:
+        """(spans to plan for,) where the step can be a graph's, one token for each sequence; () otherwise."""
+        graphed = isinstance(self._decoder, GraphedDecoder) and all(stop - self._cache.held(sid) == 1 for sid, stop in stops.items())
+        return (self._decoder.pad_to(len(stops)),) if graphed else ()
 
     def _shed(self, stops: dict[int, int], full: CacheFull) -> dict[int, int]:
         """Make room -> the stops that remain. One sequence at a time: the cache itself says when the bytes freed are enough."""

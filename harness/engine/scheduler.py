@@ -12,6 +12,7 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from strategies.base import KVCache
 from strategies.geometry import CacheFull
 
 
@@ -157,3 +158,10 @@ class Scheduler:
 
 def _age(entry: Entry) -> int:
     return entry.age
+
+
+def scheduler_for(cache: KVCache, step_tokens: int, max_sequences: int | None) -> Scheduler:
+    """The scheduler that asks `cache` what lengths cost."""
+    return Scheduler(
+        step_tokens, max_sequences, cache.budget_bytes, lambda lengths: cache.bytes_for(lengths, chunk=step_tokens), cache.geometry.context
+    )

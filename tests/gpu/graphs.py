@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from harness.engine.engine import Engine, scheduler_for
+from harness.engine.engine import Engine
 from harness.engine.graphs import GraphedDecoder, Recorder
 from harness.engine.request import Request
 from harness.engine.sampler import Sampler
+from harness.engine.scheduler import scheduler_for
 from harness.measure.clock import Clock
 from harness.model.load import load_model
 from harness.model.random_init import RandomShape

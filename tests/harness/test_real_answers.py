@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.engine.engine import Engine, scheduler_for
+from harness.engine.engine import Engine
 from harness.engine.request import Request
 from harness.engine.sampler import Sampler
+from harness.engine.scheduler import scheduler_for
 from harness.measure.clock import DeviceClock
 from strategies.contiguous import SLABS, Contiguous
 from strategies.none import NoCache

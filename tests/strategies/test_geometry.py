@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 
 from kernels.rows import Mask
-from strategies.base import combined_mask, live_union
 from strategies.geometry import CacheFull, HeadSharing, Refused, Stats
+from strategies.masks import combined_mask, live_union
 
 
 def sees(mask: Mask, i: int, j: int) -> bool:

@@ -10,9 +10,10 @@ import json
 import sys
 from pathlib import Path
 
-from harness.engine.engine import Engine, scheduler_for
+from harness.engine.engine import Engine
 from harness.engine.request import Request
 from harness.engine.sampler import Sampler
+from harness.engine.scheduler import scheduler_for
 from harness.measure.clock import DeviceClock, quiet
 from harness.measure.metrics import decode_s, wall_s
 from harness.model.load import load_model

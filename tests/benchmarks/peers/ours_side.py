@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 import kernels.cpu
-from harness.engine.engine import Engine, scheduler_for
+from harness.engine.engine import Engine
 from harness.engine.request import Request
 from harness.engine.sampler import Sampler
+from harness.engine.scheduler import scheduler_for
 from harness.measure.clock import DeviceClock, now
 from harness.model.load import load_model
 from kernels.backend import resolve

@@ -18,8 +18,9 @@ import torch
 from harness.conformance.codecs import RoundTrip
 from kernels.api import Ops
 from kernels.reference import attend_one, compute_dtype
-from strategies.base import History, KVCache, Packed, Plan, live_union
+from strategies.base import History, KVCache, Packed, Plan
 from strategies.geometry import CacheFull, Geometry, Refused, Stats
+from strategies.masks import live_union
 
 
 @dataclass(frozen=True)

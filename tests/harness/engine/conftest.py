@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from harness.engine.engine import Engine, scheduler_for
+from harness.engine.engine import Engine
 from harness.engine.request import Request
 from harness.engine.sampler import Sampler
+from harness.engine.scheduler import scheduler_for
 from harness.measure.clock import ManualClock
 from kernels.backend import resolve
 from strategies.base import KVCache, Plan

@@ -7,11 +7,12 @@ from collections import Counter
 import pytest
 import torch
 
-from harness.engine.engine import Engine, scheduler_for
+from harness.engine.engine import Engine
 from harness.engine.events import EventLog
 from harness.engine.graphs import CudaGraphs, GraphedDecoder
 from harness.engine.request import Request
 from harness.engine.sampler import Sampler
+from harness.engine.scheduler import scheduler_for
 from harness.measure.clock import DeviceClock, ManualClock
 from harness.model.decoder import Decoder
 from harness.model.load import Model, load_model
