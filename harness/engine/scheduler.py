@@ -11,9 +11,12 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from strategies.base import KVCache
 from strategies.geometry import CacheFull
+
+if TYPE_CHECKING:
+    from strategies.base import KVCache
 
 
 @dataclass(eq=False)
