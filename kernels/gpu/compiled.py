@@ -19,7 +19,7 @@ from kernels.gpu.attend import attend_kernel, merge_kernel
 from kernels.gpu.attention import MERGE_SPLITS
 from kernels.gpu.copy_pages import copy_kernel
 from kernels.gpu.launch import ALIGNMENT_BYTES, FP_FUSION
-from kernels.gpu.layers import GATED_BLOCK, norm_rows, rope_rows
+from kernels.gpu.layers import GATED_BLOCK, norm_rows, norm_warps, rope_rows
 from kernels.gpu.pointwise import gated_kernel, rms_norm_kernel, rope_kernel
 from kernels.gpu.rows import read_kernel, write_kernel
 from kernels.gpu.specialisations import Attend, Copy, Merge, Pointwise, Rows, Spec, block_dim, row_block, tuning
@@ -162,4 +162,4 @@ def _pointwise(spec: Pointwise) -> Request:
     extra = tensor if spec.op == "rms_norm residual" else None
     types = {"x": tensor, "residual": extra, "weight": tensor, "out": tensor, "total": extra, "eps": "fp32"}
     types |= dict.fromkeys(("rows", "features", "inner", "outer_stride", "inner_stride"), "i32")
-    return Request(rms_norm_kernel, types, {"BLOCK_F": spec.block, "BLOCK_R": norm_rows(spec.block)}, 4 if spec.block <= 2048 else 8)
+    return Request(rms_norm_kernel, types, {"BLOCK_F": spec.block, "BLOCK_R": norm_rows(spec.block)}, norm_warps(spec.block))

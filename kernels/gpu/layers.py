@@ -24,6 +24,11 @@ def norm_rows(block: int) -> int:
     return max(1, NORM_VALUES // block)
 
 
+def norm_warps(block: int) -> int:
+    """Warps of one program of rms_norm: with four, rows of 2,048 and their residual do not fit the registers of sm_90."""
+    return 4 if block < 2048 else 8
+
+
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     tokens, heads, head_dim = x.shape
     block = block_dim(head_dim)
@@ -73,7 +78,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
         float(eps),
         BLOCK_F=block,
         BLOCK_R=some,
-        num_warps=4 if block <= 2048 else 8,
+        num_warps=norm_warps(block),
         enable_fp_fusion=FP_FUSION,
     )
     return out, total
