@@ -117,12 +117,12 @@ def measure(
                 if number:
                     peers[name].ask(do="drop")
                 tokens[name] = [[] for _ in prompts]
-                seconds = ask(name, do="start", prompts=prompts, room=room)
+                start_s = ask(name, do="start", prompts=prompts, room=room)
                 if number or not prefill_rounds:
-                    row["start_s"].append(seconds)
-            seconds = ask(name, do="step", count=steps)
+                    row["start_s"].append(start_s)
+            step_s = ask(name, do="step", count=steps)
             if number:
-                row["step_s"].append(seconds)
+                row["step_s"].append(step_s)
     for name in peers:
         peers[name].ask(do="drop")
         rows[name]["equal_tokens"] = _equal(tokens[name], tokens.get(REFERENCE, tokens[name]))
