@@ -31,6 +31,11 @@ class Ops:
         """In the backend's own words, which variant of it runs here; None for a backend that has one only."""
         return getattr(self._module, "FLAVOUR", None)
 
+    @property
+    def rounds_decoded(self) -> bool:
+        """Whether attention rounds what a codec reads back to the working dtype before it multiplies."""
+        return getattr(self._module, "ROUNDS_DECODED", False)
+
     def source(self, op: str) -> str | None:
         """The module whose code runs when `op` is called; None for an op that a strategy counts but computes itself."""
         function = getattr(self._module, op, None)

@@ -15,6 +15,8 @@ Where the bound comes from, per output o_d = sum_j w_j v_jd with w = softmax(s) 
    over n keys: 2 (c(n) + 8) u sum_j w_j |v_jd|.
 4. Working dtype of unit roundoff U > u: weights may be rounded to it once, U sum_j w_j |v_jd|, plus what underflows; the
    answer is rounded once, U |o_d|.
+5. Where the kernels say so, what a codec reads back is rounded once to the working dtype before it is multiplied: each k_jd and
+   v_jd moves by at most U |.| and what underflows, which joins the score error and the output error.
 
 In float64 the promise is sharper and needs no derivation: 1e-9 of max(1, sum_j w_j |v_jd|).
 """
@@ -66,11 +68,14 @@ class Rule:
     softcap: float | None
 
 
-def answer(q: np.ndarray, keys: Rows, values: Rows, rule: Rule, dtype: str) -> Answer:
-    """Attention of q [t, Hq, D] at positions rule.start.. over the rows of keys and values, and its bound in `dtype`."""
+def answer(q: np.ndarray, keys: Rows, values: Rows, rule: Rule, dtype: str, rounds_decoded: bool = False) -> Answer:
+    """Attention of q [t, Hq, D] at positions rule.start.. over the rows of keys and values, and its bound in `dtype`.
+
+    rounds_decoded: the kernels round what a codec reads back to `dtype` (see 5 above).
+    """
     parts = _Parts(q, keys, values, rule)
     out = parts.sums(parts.weights(), parts.values)  # [Hkv, g * t, D]
-    return Answer(parts.unpacked(out), parts.unpacked(_bound(parts, out, dtype)))
+    return Answer(parts.unpacked(out), parts.unpacked(_bound(parts, out, dtype, rounds_decoded)))
 
 
 def exact(q: np.ndarray, keys: Rows, values: Rows, rule: Rule) -> np.ndarray:
@@ -121,30 +126,46 @@ class _Parts:
         return (weights * self.old) @ values.read + (weights * ~self.old) @ values.raw
 
 
-def _bound(parts: _Parts, out: np.ndarray, dtype: str) -> np.ndarray:
+def _bound(parts: _Parts, out: np.ndarray, dtype: str, rounds_decoded: bool) -> np.ndarray:
     weights, sizes = parts.weights(), _magnitudes(parts.values)
     mass = parts.sums(weights, sizes)  # sum_j w_j |v_jd|
     if dtype == "float64":
         return FLOAT64_PROMISE * np.maximum(1.0, mass)
     u, unit, underflow = UNIT_ROUNDOFF["float32"], UNIT_ROUNDOFF[dtype], HALF_SUBNORMAL[dtype]
-    wrong = _score_error(parts, u)
+    rounded = rounds_decoded and unit > u
+    wrong = _score_error(parts, u, _rounding(parts.keys, unit, underflow) if rounded else None)
     most = 2 * wrong.max(-1, keepdims=True)
     moved = weights * wrong * (np.expm1(most) / most)
     total = parts.sums(moved, sizes) + np.abs(out) * moved.sum(-1, keepdims=True)
     total += 2 * (_roundings(weights.shape[-1]) + 8) * u * mass
+    if rounded:
+        total += parts.sums(weights, _rounding(parts.values, unit, underflow))
     if unit > u:
         total += unit * mass + underflow * parts.sums(parts.seen.astype(float)[None], sizes)
     return total + unit * (np.abs(out) + total) + underflow
 
 
-def _score_error(parts: _Parts, u: float) -> np.ndarray:
-    """[Hkv, r, n]: d_j, how far the logarithm of each unnormalised weight may be off; 0 where nothing is seen."""
+def _score_error(parts: _Parts, u: float, rounded: Rows | None) -> np.ndarray:
+    """[Hkv, r, n]: d_j, how far the logarithm of each unnormalised weight may be off; 0 where nothing is seen.
+
+    rounded: how far each value of the keys may have moved before it was multiplied (None: not at all).
+    """
     scores = parts.scores()
     wrong = (_roundings(parts.q.shape[-1]) + 4) * u * abs(parts.rule.scale) * parts.dots(np.abs(parts.q), _magnitudes(parts.keys))
+    if rounded is not None:
+        wrong = wrong + abs(parts.rule.scale) * parts.dots(np.abs(parts.q), rounded)
     if parts.rule.softcap is not None:
         wrong = wrong + 8 * u * np.abs(scores)
     top = np.where(parts.seen, scores, -np.inf).max(-1, keepdims=True)
     return np.where(parts.seen, wrong + 3 * u * (np.abs(scores) + np.abs(top)) + 8 * u, 0.0)
+
+
+def _rounding(rows: Rows, unit: float, underflow: float) -> Rows:
+    """How far each value moves when what a codec read back is rounded; raw rows are in the working dtype already."""
+    if rows.read is rows.raw:
+        nothing = np.zeros_like(rows.raw)
+        return Rows(nothing, nothing)
+    return Rows(np.zeros_like(rows.raw), unit * np.abs(rows.read) + underflow)
 
 
 def _roundings(terms: int) -> float:

@@ -192,7 +192,7 @@ class ShadowCache:
         geometry, mask = self.geometry, self.cache.mask(layer)
         aged = np.array([self.cache.aged(position) for position in range(span[1], span[2])])
         rule = Rule(span[1], aged, mask.window, mask.sinks, geometry.scale, geometry.softcap)
-        want = answer(q, track.keys, track.values, rule, geometry.dtype)
+        want = answer(q, track.keys, track.values, rule, geometry.dtype, self.cache.ops.rounds_decoded)
         error = np.abs(got - want.out)
         ratio = np.where(np.isnan(error), np.inf, error / np.maximum(want.bound, np.finfo(float).tiny))
         self.outputs += got.size

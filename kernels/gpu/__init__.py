@@ -29,6 +29,8 @@ __all__ = [
     "write_rows",
 ]
 
+ROUNDS_DECODED = True  # rows of scaled codecs enter the matrix instructions in the working dtype
+
 copy_pages = storage.copy_pages
 move_rows = storage.move_rows
 read_rows = storage.read_rows

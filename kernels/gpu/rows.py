@@ -19,7 +19,14 @@ def step_codes(values, steps):
 @triton.jit
 def as_half(x):
     """x as float16, held to the largest finite one. Through float32 for float64 x, as the reference rounds."""
-    return tl.minimum(tl.maximum(x, -HALF_TOP), HALF_TOP).to(tl.float32).to(tl.float16)
+    return tl.where(x != x, x, tl.minimum(tl.maximum(x, -HALF_TOP), HALF_TOP)).to(tl.float32).to(tl.float16)
+
+
+@triton.jit
+def or_nan(groups, found):
+    """`found` [R, S] of groups [R, S, WIDTH], or NaN where a group holds one: a GPU's maximum passes over NaN."""
+    sick = tl.max((groups != groups).to(tl.int32), axis=2) > 0
+    return tl.where(sick, float("nan"), found)
 
 
 @triton.jit
@@ -28,7 +35,7 @@ def first_largest(groups, WIDTH: tl.constexpr):
     size = tl.abs(groups)
     lane = tl.arange(0, WIDTH)[None, None, :]
     at = tl.min(tl.where(size == tl.max(size, axis=2)[:, :, None], lane, WIDTH), axis=2)
-    return tl.sum(tl.where(lane == at[:, :, None], groups, 0.0), axis=2)[:, :, None]
+    return or_nan(groups, tl.sum(tl.where(lane == at[:, :, None], groups, 0.0), axis=2))[:, :, None]
 
 
 @triton.jit
@@ -75,6 +82,7 @@ def write_kernel(
     elif CODEC == "int8":
         x = widen(loaded)
         amax = tl.max(tl.abs(x), axis=1)
+        amax = tl.where(tl.max((x != x).to(tl.int32), axis=1) > 0, float("nan"), amax)
         step = divide(amax, tl.full([BLOCK_R], INT8_TOP, x.dtype)).to(tl.float32)
         code = step_codes(x, step.to(x.dtype)[:, None])
         tl.store(flat, tl.minimum(tl.maximum(code, -INT8_TOP), INT8_TOP).to(tl.int8), mask=kept)
@@ -85,7 +93,7 @@ def write_kernel(
         PER_ROW: tl.constexpr = (D + GROUP_VALUES - 1) // GROUP_VALUES
         x = tl.reshape(widen(loaded), [BLOCK_R, GROUPS, WIDTH])  # lanes past D are zeros: they change neither amax nor a kept code
         if CODEC == "q8_0":
-            step = as_half(divide(tl.max(tl.abs(x), axis=2), tl.full([BLOCK_R, GROUPS], INT8_TOP, x.dtype)))[:, :, None]
+            step = as_half(divide(or_nan(x, tl.max(tl.abs(x), axis=2)), tl.full([BLOCK_R, GROUPS], INT8_TOP, x.dtype)))[:, :, None]
             code = tl.reshape(step_codes(x, step.to(x.dtype)), [BLOCK_R, BLOCK_D])
             tl.store(flat, tl.minimum(tl.maximum(code, -INT8_TOP), INT8_TOP).to(tl.int8), mask=kept)
         else:
