@@ -130,7 +130,7 @@ class ShadowCache:
         self.cache.reserve_scratch()
 
     def plan(self, stops: Mapping[int, int], pad_to: int | None = None) -> Plan:
-        plan = self.cache.plan(stops) if pad_to is None else self.cache.plan(stops, pad_to)
+        plan = self.cache.plan(stops, pad_to)
         self._pending = {}
         return plan
 

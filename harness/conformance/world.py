@@ -74,7 +74,7 @@ class World:
         """Plan to append `news`; what the plan says is checked against the histories."""
         held = {sid: self.cache.held(sid) for sid in news}
         stops = {sid: len(self.logs[sid]) + len(new) for sid, new in news.items()}
-        plan = self.cache.plan(stops) if pad_to is None else self.cache.plan(stops, pad_to)
+        plan = self.cache.plan(stops, pad_to)
         self.whole = False
         want = tuple((sid, held[sid], len(self.logs[sid]) + len(new)) for sid, new in news.items())
         assert plan.spans == want, f"the plan's spans are {plan.spans}, they should be {want}"

@@ -145,15 +145,15 @@ class Engine:
             self._give_up(self._scheduler.waiting[0], "the KV budget has no room for its first tokens")
         while stops:
             try:
-                return self._cache.plan(stops, *self._pads(stops))
+                return self._cache.plan(stops, self._pad_to(stops))
             except CacheFull as full:
                 stops = self._shed(stops, full)
         return None
 
-    def _pads(self, stops: dict[int, int]) -> tuple[int, ...]:
-        """(spans to plan for,) where the step can be a graph's, one token for each sequence; () otherwise."""
+    def _pad_to(self, stops: dict[int, int]) -> int | None:
+        """The spans to plan for where the step can be a graph's, one token for each sequence; None otherwise."""
         graphed = isinstance(self._decoder, GraphedDecoder) and all(stop - self._cache.held(sid) == 1 for sid, stop in stops.items())
-        return (self._decoder.pad_to(len(stops)),) if graphed else ()
+        return self._decoder.pad_to(len(stops)) if graphed else None
 
     def _shed(self, stops: dict[int, int], full: CacheFull) -> dict[int, int]:
         """Make room -> the stops that remain. One sequence at a time: the cache itself says when the bytes freed are enough."""

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from harness.engine.events import EventLog
 from harness.errors import UserError
@@ -28,6 +29,7 @@ from harness.measure.metrics import SUMMARY_KEYS, TIMINGS, metrics, quantile
 MEDIANS = {"itl_s": "itl_p50_s"}  # steadier than the mean on a busy machine, blind to rare slow steps
 DIRECTIONS = {**BETTER, **dict.fromkeys(MEDIANS.values(), LOWER)}
 Run = Callable[[], EventLog]
+Taken = TypeVar("Taken")
 
 
 @dataclass(frozen=True)
@@ -134,23 +136,30 @@ def measure_pairs(
         order: list[str] = []
         longest_s, disturbed_pairs, set_aside = 0.0, 0, 0
         while len(order) < pairs or clock.now() - start_s + longest_s <= seconds:
-            pair_s, others_before_s = clock.now(), others()
-            names = rng.sample(list(runs), len(runs))
-            taken = {name: _once(runs[name]) for name in names}
-            took_s = clock.now() - pair_s
-            if disturbed(others_before_s, others(), took_s):
+            taken, took_s, busy = one_round(runs, rng, clock, others)
+            if busy:
                 if set_aside < pairs:
                     set_aside += 1
                     continue
                 disturbed_pairs += 1
             for name, log in taken.items():
                 logs[name].append(log)
-            order.append(names[0])
+            order.append(next(iter(taken)))
             longest_s = max(longest_s, took_s)
             progress(len(order), pairs)
         elapsed_s = clock.now() - start_s
     sides = {name: _samples(logs[name], first_s[name]) for name in runs}
     return Paired(sides["strategy"], sides["reference"], sides.get("twin"), tuple(order), elapsed_s, conditions, disturbed_pairs, set_aside)
+
+
+def one_round(
+    runs: Mapping[str, Callable[[], Taken]], rng: random.Random, clock: Clock, others: Callable[[], float | None] = others_s
+) -> tuple[dict[str, Taken], float, bool]:
+    """Each run once, side by side -> (what they returned, in the random order they ran in; seconds; whether others disturbed it)."""
+    start_s, others_before_s = clock.now(), others()
+    taken = {name: _once(runs[name]) for name in rng.sample(list(runs), len(runs))}
+    took_s = clock.now() - start_s
+    return taken, took_s, disturbed(others_before_s, others(), took_s)
 
 
 @contextmanager
@@ -163,7 +172,7 @@ def _old_objects_left_alone() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _once(run: Run) -> EventLog:
+def _once(run: Callable[[], Taken]) -> Taken:
     """One run that begins with no garbage: a cache of an earlier run may be part of a cycle, and collection is off while timing."""
     gc.collect()
     return run()

@@ -25,13 +25,13 @@ from harness.build import make_ops, strategy_settings
 from harness.catalogue import strategy_mapping
 from harness.engine.events import EventLog
 from harness.engine.workloads import Steady
-from harness.measure.clock import now, quiet
+from harness.measure.clock import DeviceClock, now, quiet
 from harness.measure.compare import LOWER, SLOWER, compare, noise_floor
 from harness.measure.datasets import load_text
 from harness.measure.environment import fingerprint
 from harness.measure.eventfile import EventFile
-from harness.measure.interference import disturbed, others_s
 from harness.measure.metrics import wall_s
+from harness.measure.paired import one_round
 from harness.model.decoder import Decoder
 from harness.model.load import load_model
 from harness.phases import Load, measure, serve
@@ -134,9 +134,8 @@ def overhead(side: Contender, load: Load, pairs: int, progress: Callable[[int, i
             take()
         set_aside = 0
         while len(samples["bare"]) < pairs:
-            start_s, others_before_s = now(), others_s()
-            taken = {name: takes[name]() for name in rng.sample(list(takes), len(takes))}
-            if disturbed(others_before_s, others_s(), now() - start_s) and set_aside < pairs:
+            taken, _, busy = one_round(takes, rng, DeviceClock("cpu"))
+            if busy and set_aside < pairs:
                 set_aside += 1
                 continue
             for name, seconds in taken.items():
