@@ -14,6 +14,7 @@ or {"error": "..."}. It ends when its standard input does.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.metadata
 import json
 import os
@@ -91,6 +92,20 @@ def _answered(side: Side, request: dict[str, Any]) -> dict[str, Any]:
 def most_steps(prompts: Sequence[Sequence[int]]) -> int:
     """Steps that reading the prompts may take; sequences that were read first decode in the later ones."""
     return len(prompts) + sum(map(len, prompts)) // STEP_TOKENS + 1
+
+
+def collector_off() -> None:
+    """While sequences live: nothing that is timed waits for a garbage collection."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def collector_on() -> None:
+    """Behind the last step: what the sequences left is collected."""
+    gc.enable()
+    gc.unfreeze()
+    gc.collect()
 
 
 def versions(*distributions: str) -> dict[str, str]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from harness.model.load import load_model
 from kernels.backend import resolve
 from strategies.contiguous import Contiguous
 from strategies.paged import Paged
-from tests.benchmarks.peers.lines import STEP_TOKENS, Tokens, most_steps, serve, versions
+from tests.benchmarks.peers.lines import STEP_TOKENS, Tokens, collector_off, collector_on, most_steps, serve, versions
 
 OURS = {
     "contiguous": (Contiguous, {}),
@@ -46,9 +45,7 @@ class Ours:
         self.drop()
 
     def start(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[float, Tokens]:
-        gc.collect()
-        gc.freeze()
-        gc.disable()
+        collector_off()
         cache = self._storage(self._model.geometry, None, self._model.decoder.ops, **self._parameters)
         self._engine = Engine(self._model.decoder, cache, scheduler_for(cache, STEP_TOKENS, None), Sampler(), DeviceClock("cpu"))
         self._count = len(prompts)
@@ -69,9 +66,7 @@ class Ours:
 
     def drop(self) -> None:
         self._engine = None
-        gc.enable()
-        gc.unfreeze()
-        gc.collect()
+        collector_on()
 
     def _tokens(self) -> Tokens:
         found: Tokens = [[] for _ in range(self._count)]

@@ -6,7 +6,6 @@ know what it is compared with.
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ import torch
 from harness.measure.clock import now
 from harness.model.packages import package_file
 from harness.model.transformers_guard import protect_kernels_name
-from tests.benchmarks.peers.lines import Absent, Tokens, serve, versions
+from tests.benchmarks.peers.lines import Absent, Tokens, collector_off, collector_on, serve, versions
 from tests.harness.model.test_real_models import smollm2_in_transformers
 
 CACHES = ("DynamicCache", "StaticCache", "QuantizedCache")
@@ -47,9 +46,7 @@ class Transformers:
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[float, Tokens]:
-        gc.collect()
-        gc.freeze()
-        gc.disable()
+        collector_off()
         self._cache = self._new_cache(len(prompts[0]) + room + 1)
         self._ids = torch.tensor([list(prompt) for prompt in prompts])
         began = now()
@@ -65,9 +62,7 @@ class Transformers:
 
     def drop(self) -> None:
         self._cache = self._ids = None
-        gc.enable()
-        gc.unfreeze()
-        gc.collect()
+        collector_on()
 
     def _next(self) -> list[int]:
         logits = self._model(self._ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1).logits

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from harness.measure.clock import now
-from tests.benchmarks.peers.lines import STEP_TOKENS, Tokens, most_steps, serve, versions
+from tests.benchmarks.peers.lines import STEP_TOKENS, Tokens, collector_off, collector_on, most_steps, serve, versions
 
 KV_GIB = 1  # all of it is reserved: its process never holds less
 CONTEXT = 8192
@@ -47,9 +46,7 @@ class Vllm:
         self.drop()
 
     def start(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[float, Tokens]:
-        gc.collect()
-        gc.freeze()
-        gc.disable()
+        collector_off()
         longest = room + most_steps(prompts)
         wanted = self._sampling(temperature=0.0, max_tokens=longest, ignore_eos=True, detokenize=False)
         self._tokens = {}
@@ -79,9 +76,7 @@ class Vllm:
         while self._engine.has_unfinished_requests():
             self._engine.step()
         self._tokens = {}
-        gc.enable()
-        gc.unfreeze()
-        gc.collect()
+        collector_on()
 
     def _advance(self) -> None:
         for output in self._engine.step():
