@@ -14,14 +14,16 @@ from kernels.reference import move_rows, new_rows, read_rows
 from kernels.rows import Batch, DenseRows, Mask, PagedRows, RowStore
 
 try:
+    import numba  # noqa: F401  (a missing or broken compiler means torch; a fault in our own modules below must not)
+except ImportError as error:
+    COMPILED = False
+    FLAVOUR = f"torch ({error}; pip install 'kvbench[cpu]' for compiled kernels)"
+else:
     from kernels.cpu import chain, native, native_linear, native_rows, team
     from kernels.cpu.emit import LANES, host_converts_float16
 
     COMPILED = host_converts_float16()
     FLAVOUR = f"compiled, {LANES} floats a vector, {team.described()}" if COMPILED else "torch (this CPU converts no float16)"
-except ImportError as error:
-    COMPILED = False
-    FLAVOUR = f"torch ({error}; pip install 'kvbench[cpu]' for compiled kernels)"
 
 _STORED = frozenset((torch.float32, torch.bfloat16, torch.float16)) if COMPILED else frozenset()
 _COMPUTED = frozenset((torch.float32, torch.bfloat16)) if COMPILED else frozenset()

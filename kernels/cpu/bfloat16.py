@@ -73,7 +73,7 @@ def dot_block(typingctx, group, x, x_step, tokens, weight, weight_step, inner, a
             inputs = [load(builder, builder.add(base, at), VB) for base in x_at]
             for r in range(rows):
                 here = builder.add(weight_at[r], at)
-                prefetch(builder, builder.add(here, ahead), 3)
+                prefetch(builder, builder.add(here, ahead), 2)
                 weights = load(builder, here, VB)
                 for t in range(heads):
                     builder.store(dot(builder, inputs[t], weights, builder.load(sums[t][r])), sums[t][r])

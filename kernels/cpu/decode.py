@@ -5,13 +5,12 @@ A task is one span, or one split of its keys. `head_dim` must be a multiple of 3
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from kernels.cpu.compiled import inline, kernel
-from kernels.cpu.micro import add_rows, dot_rows
-from kernels.cpu.scalars import copy_floats, float_word, load_f32, set_floats, store_f32, take, word
+from kernels.cpu.emit import FORMATS
+from kernels.cpu.encode import copy_bytes
+from kernels.cpu.scalars import copy_floats, float_word, load_f32, set_floats, take, word
 from kernels.cpu.shared import (
     CAPPED,
     COUNTERS,
@@ -24,6 +23,9 @@ from kernels.cpu.shared import (
     NEXT_THREAD,
     PARTIAL_BYTES,
     PARTIALS,
+    Q_FORM,
+    Q_HEAD,
+    Q_TOKEN,
     QUERY_HEADS,
     ROW,
     SCALE,
@@ -37,6 +39,7 @@ from kernels.cpu.shared import (
     TASKS,
     UNIT,
     VALUES,
+    Q,
     cap_scores,
     fill_slots,
     load_query,
@@ -44,8 +47,10 @@ from kernels.cpu.shared import (
     store_answer,
     store_words,
 )
-from kernels.cpu.softmax import CHUNK, exp_sum, scale_row, scaled_max
+from kernels.cpu.softmax import CHUNK, scaled_max, weigh
+from kernels.cpu.streams import HOST_IS_NARROW, NARROW, add_rows, dot_rows
 
+BFLOAT16 = FORMATS["bfloat16"]
 GROUPS = (1, 2, 3, 4)  # query heads that share one pass over a row
 
 
@@ -58,7 +63,7 @@ def group_of(query_heads: int, kv_heads: int) -> int:
 def scratch_bytes(query_heads: int, kv_heads: int, dim: int) -> int:
     """Bytes that one thread works in."""
     rows = _padded_rows(query_heads, kv_heads)
-    return 2 * CHUNK * 8 + max(GROUPS) * CHUNK * 4 + rows * 4 * (2 * dim + 2)
+    return 2 * CHUNK * 8 + rows * 4 * (CHUNK + 2 * dim + 3)
 
 
 def partial_bytes(query_heads: int, kv_heads: int, dim: int) -> int:
@@ -99,16 +104,23 @@ def make_decode(group: int):
     def decode(args):
         heads, kv_heads, dim = word(args, QUERY_HEADS), word(args, KV_HEADS), word(args, DIM)
         shared = heads // kv_heads
-        padded = (shared + group - 1) // group * group
+        parts = (shared + group - 1) // group
+        padded = parts * group
         rows = kv_heads * padded
         slots = word(args, SCRATCH) + take(args + 8 * NEXT_THREAD) * word(args, SCRATCH_BYTES)
         ahead, scores = slots + 8 * CHUNK, slots + 16 * CHUNK
-        queries = scores + 16 * CHUNK
+        kept = scores + 4 * rows * CHUNK
+        queries = kept + 4 * rows
         tops = queries + 4 * rows * dim
         totals, sums = tops + 4 * rows, tops + 8 * rows
         k_codes, k_row, k_head, k_scales, k_scale_row, k_scale_head, k_form = store_words(args, KEYS)
         v_codes, v_row, v_head, v_scales, v_scale_row, v_scale_head, v_form = store_words(args, VALUES)
-        scale, cap = float_word(args, SCALE), float_word(args, SOFTCAP)
+        scale, cap, capped = float_word(args, SCALE), float_word(args, SOFTCAP), word(args, CAPPED) != 0
+        factor = np.float32(1) if capped else scale
+        narrow = HOST_IS_NARROW and word(args, Q_FORM) == BFLOAT16
+        query_bytes = dim * (2 if narrow else 4)
+        if narrow:
+            k_form += NARROW
         while True:
             number = take(args + 8 * NEXT_TASK)
             if number >= word(args, TASKS):
@@ -116,7 +128,11 @@ def make_decode(group: int):
             task = word(args, TABLE) + 8 * TASK_WORDS * number
             set_floats(queries, 0, rows * dim, np.float32(0))
             for head in range(heads):
-                load_query(args, word(task, ROW), head, queries + 4 * dim * (head // shared * padded + head % shared), dim)
+                target = queries + query_bytes * (head // shared * padded + head % shared)
+                if narrow:
+                    copy_bytes(word(args, Q) + word(task, ROW) * word(args, Q_TOKEN) + head * word(args, Q_HEAD), target, query_bytes)
+                else:
+                    load_query(args, word(task, ROW), head, target, dim)
             set_floats(tops, 0, rows, np.float32(-np.inf))
             set_floats(totals, 0, rows * (dim + 1), np.float32(0))
             low, high = word(task, LOW), word(task, HIGH)
@@ -127,32 +143,24 @@ def make_decode(group: int):
                 if after > 0:
                     fill_slots(args, task, low + count, after, np.int64(CHUNK), ahead)
                     following = ahead
-                for head in range(kv_heads):
-                    keys, values = k_codes + head * k_head, v_codes + head * v_head
-                    key_scales, value_scales = k_scales + head * k_scale_head, v_scales + head * v_scale_head
-                    for part in range(padded // group):
-                        row = head * padded + part * group
-                        dot_rows(
-                            group, k_form, queries + 4 * dim * row, dim, keys, k_row, key_scales, k_scale_row, slots,
-                            (count + 3) // 4 * 4, scores, following, values, v_row, v_head,
-                        )  # fmt: skip
-                        for g in range(group):
-                            at = scores + 4 * CHUNK * g
-                            set_floats(at, count, CHUNK, np.float32(-np.inf))
-                            top = scaled_max(at, scale)
-                            if word(args, CAPPED) != 0:
-                                cap_scores(at, count, cap)
-                                top = scaled_max(at, np.float32(1))
-                            old = load_f32(tops + 4 * (row + g))
-                            if old > top:
-                                top = old
-                            kept = np.float32(math.exp(old - top))
-                            total = exp_sum(at, top)
-                            store_f32(tops + 4 * (row + g), top)
-                            store_f32(totals + 4 * (row + g), load_f32(totals + 4 * (row + g)) * kept + total)
-                            if kept != np.float32(1):
-                                scale_row(sums + 4 * dim * (row + g), dim, kept)
-                        add_rows(group, v_form, scores, count, values, v_row, value_scales, v_scale_row, slots, dim, sums + 4 * dim * row)
+                dot_rows(
+                    group, k_form, queries, dim, kv_heads, parts, k_codes, k_row, k_head, k_scales, k_scale_row, k_scale_head, slots,
+                    (count + 3) // 4 * 4, scores, following, kv_heads * k_head, v_codes, v_row, kv_heads * v_head,
+                )  # fmt: skip
+                for row in range(rows):
+                    at = scores + 4 * CHUNK * row
+                    set_floats(at, count, CHUNK, np.float32(-np.inf))
+                    if capped:
+                        scaled_max(at, scale)
+                        cap_scores(at, count, cap)
+                for row in range(0, rows, group):  # all rows before any sums: one row's softmax is a chain that waits for itself
+                    weigh(group, scores + 4 * CHUNK * row, factor, tops + 4 * row, totals + 4 * row, kept + 4 * row)
+                for row in range(0, rows, group):
+                    head = row // padded
+                    add_rows(
+                        group, v_form, scores + 4 * CHUNK * row, count, v_codes + head * v_head, v_row, v_scales + head * v_scale_head,
+                        v_scale_row, slots, dim, sums + 4 * dim * row, kept + 4 * row,
+                    )  # fmt: skip
                 low += count
                 count = after
                 slots, ahead = ahead, slots

@@ -88,27 +88,26 @@ def summed(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
 
 
 def summed_each(builder: ir.IRBuilder, vectors: list[ir.Value]) -> ir.Value:
-    """Two or four vectors -> one short vector of their sums, by transposing instead of reducing each."""
-    short = []
-    for vector in vectors:
-        while vector.type.count > len(vectors):
-            low, high = halves(builder, vector)
-            vector = builder.fadd(low, high)
-        short.append(vector)
-    count = len(vectors)
-    while len(short) > 1:  # lanes of neighbours side by side: [a0, b0, a1, b1] + [a2, b2, a3, b3], then the same with pairs for lanes
-        width = count // len(short)
-        pairs = zip(short[::2], short[1::2], strict=True)
-        low = [first + lane + part for first in range(0, count // 2, width) for part in (0, count) for lane in range(width)]
-        kind = ir.VectorType(I32, count)
-        short = [
-            builder.fadd(
-                builder.shuffle_vector(a, b, ir.Constant(kind, low)),
-                builder.shuffle_vector(a, b, ir.Constant(kind, [lane + count // 2 for lane in low])),
-            )
-            for a, b in pairs
+    """Two or four vectors -> one short vector of their sums. Transposing within quarters of a register is cheaper than reducing each."""
+    kind = vectors[0].type
+
+    def together(a: ir.Value, b: ir.Value, width: int) -> ir.Value:
+        """In each quarter the low part of a beside that of b, plus the high parts."""
+        low = [
+            q + at + side + i
+            for q in range(0, kind.count, 4)
+            for at in range(0, 2, width)
+            for side in (0, kind.count)
+            for i in range(width)
         ]
-    return short[0]
+        lanes = ir.VectorType(I32, kind.count)
+        return builder.fadd(*(builder.shuffle_vector(a, b, ir.Constant(lanes, [lane + half for lane in low])) for half in (0, 2)))
+
+    short = [together(a, b, 1) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]  # a0+a2, b0+b2, a1+a3, b1+b3
+    total = together(*short, 2) if len(short) == 2 else short[0]
+    while total.type.count > len(vectors):
+        total = builder.fadd(*halves(builder, total))
+    return total
 
 
 def exp_below(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
@@ -133,17 +132,22 @@ def exp_below(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     return builder.select(builder.fcmp_ordered("<", x, constant(-87.3, kind)), constant(0.0, kind), result)
 
 
-def decoded_block(builder: ir.IRBuilder, form: int, codes: ir.Value, scales: ir.Value) -> list[ir.Value]:
-    """The 32 values at address `codes` as float vectors; `scales` is the address of the block's own scale."""
+def decoded_block(builder: ir.IRBuilder, form: int, codes: ir.Value, scales: ir.Value | None) -> list[ir.Value]:
+    """The 32 values at address `codes` as float vectors; `scales` is the address of the block's own scale, None to leave it out."""
     if form in (FORMATS["bfloat16"], FORMATS["q4_0"]):
         vectors = _evens_first(builder, form, codes)
     else:
         width = {0: 4, 2: 2}.get(form, 1) * LANES
         vectors = [_in_order(builder, form, offset(builder, codes, part * width)) for part in range(BLOCK // LANES)]
-    if form in SCALED_BLOCKS:
-        scale = builder.fpext(splat(builder, load(builder, scales, F16), ir.VectorType(F16, LANES)), VF)
+    if form in SCALED_BLOCKS and scales is not None:
+        scale = block_scale(builder, scales)
         vectors = [builder.fmul(vector, scale) for vector in vectors]
     return vectors
+
+
+def block_scale(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """A block's own scale in every lane."""
+    return builder.fpext(splat(builder, load(builder, address, F16), ir.VectorType(F16, LANES)), VF)
 
 
 def block_bytes(form: int) -> int:
@@ -160,6 +164,12 @@ def _evens_first(builder: ir.IRBuilder, form: int, codes: ir.Value) -> list[ir.V
             vectors += [builder.bitcast(bits, VF) for bits in both]
             continue
         pairs = builder.zext(load(builder, offset(builder, codes, part * LANES), ir.VectorType(I8, LANES)), VI)
+        if LANES == 16:  # a table of the sixteen values, in a register; bits above the lowest four are ignored
+            table = ir.Constant(VF, [float(code - 8) for code in range(16)])
+            kind = ir.FunctionType(VF, [VF, VI])
+            look_up = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.permvar.sf.512")
+            vectors += [builder.call(look_up, [table, numbers]) for numbers in (pairs, builder.lshr(pairs, constant(4, VI)))]
+            continue
         for nibbles in (builder.and_(pairs, constant(15, VI)), builder.lshr(pairs, constant(4, VI))):
             vectors.append(builder.sitofp(builder.sub(nibbles, constant(8, VI)), VF))
     return vectors

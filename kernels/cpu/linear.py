@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.cpu.compiled import kernel
-from kernels.cpu.micro import dot_rows
 from kernels.cpu.scalars import lane, load_f32, load_raw, set_floats, store_f32, store_i64, store_raw, take, word
 from kernels.cpu.softmax import CHUNK
+from kernels.cpu.streams import dot_rows
 
 # Words of a call; scratch holds slots, a tile of answers and the rows of x as float32 for each thread.
 NEXT_TASK, NEXT_THREAD, TASKS, SCRATCH, SCRATCH_BYTES = 0, 1, 2, 3, 4
@@ -56,8 +56,8 @@ def make_linear(group: int):
                 store_i64(slots + 8 * i, min(first + i, word(args, OUTPUTS) - 1))
             for low in range(0, padded, group):
                 dot_rows(
-                    group, form, rows + 4 * low * inner, inner, word(args, WEIGHT), word(args, WEIGHT_STEP), 0, 0, slots,
-                    (count + 3) // 4 * 4, answers, slots + 32, 0, 0, 0,
+                    group, form, rows + 4 * low * inner, inner, 1, 1, word(args, WEIGHT), word(args, WEIGHT_STEP), 0, 0, 0, 0, slots,
+                    (count + 3) // 4 * 4, answers, slots + 32, word(args, WEIGHT_STEP), 0, 0, 0,
                 )  # fmt: skip
                 for t in range(low, min(low + group, tokens)):
                     out = word(args, OUT) + t * word(args, OUT_STEP)

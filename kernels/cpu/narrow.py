@@ -5,6 +5,7 @@ A pair of neighbouring columns is one 32-bit word. It does not know what the num
 
 from __future__ import annotations
 
+import struct
 from functools import cache
 
 import llvmlite.binding as llvm
@@ -13,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kernels.cpu.emit import BLOCK, I32, I64, LANES, VF, VI, constant, load, offset, splat, store
+from kernels.cpu.emit import BLOCK, FORMATS, I8, I16, I32, I64, LANES, VF, VI, constant, decoded_block, load, offset, splat, store
 from kernels.cpu.micro import PANEL, TILE_ROWS
 
 _int, _nothing = types.int64, types.void
@@ -35,6 +36,7 @@ class _BFloat(ir.Type):
 
 
 VB = ir.VectorType(_BFloat(), BLOCK)
+VW = ir.VectorType(I16, BLOCK)
 
 
 @cache
@@ -47,6 +49,30 @@ def dot(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, total: ir.Value) -> ir.
     """total [16] + a . b of each pair of columns, in float32."""
     kind = ir.FunctionType(VF, [VF, VB, VB])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512"), [total, a, b])
+
+
+def narrow_block(builder: ir.IRBuilder, form: int, codes: ir.Value) -> ir.Value:
+    """The 32 values at address `codes` in their own order, without their scale. Exact in every format that has eight bits or fewer."""
+    if form == FORMATS["bfloat16"]:
+        return load(builder, codes, VB)
+    if form == FORMATS["q4_0"]:
+        bytes_ = builder.zext(load(builder, codes, ir.VectorType(I8, LANES)), VI)
+        # The low and the high half of each byte side by side, as numbers of a table of values; bits above the lowest five are ignored.
+        halves = builder.bitcast(builder.or_(bytes_, builder.shl(bytes_, constant(12, VI))), VW)
+        return builder.bitcast(_permuted(builder, ir.Constant(VW, [_bits(code % 16 - 8) for code in range(BLOCK)]), halves), VB)
+    low, high = decoded_block(builder, form, codes, None)
+    kind = ir.FunctionType(VB, [VF, VF])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.cvtne2ps2bf16.512"), [high, low])
+
+
+def _permuted(builder: ir.IRBuilder, table: ir.Value, numbers: ir.Value) -> ir.Value:
+    kind = ir.FunctionType(VW, [VW, VW])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.permvar.hi.512"), [table, numbers])
+
+
+def _bits(value: int) -> int:
+    """A small integer as bfloat16."""
+    return struct.unpack("<I", struct.pack("<f", value))[0] >> 16
 
 
 @intrinsic
