@@ -70,17 +70,12 @@ def scaled_max(typingctx, scores, scale):
 
     def codegen(context, builder, signature, args):
         address, scale = args
-        factor, top = splat(builder, scale, VF), constant(float("-inf"), VF)
-        for part in range(CHUNK // LANES):
-            where = offset(builder, address, 4 * LANES * part)
-            values = builder.fmul(load(builder, where, VF), factor)
-            store(builder, values, where)
-            top = builder.select(builder.fcmp_unordered(">", values, top), values, top)
-        lanes = [builder.extract_element(top, I32(lane)) for lane in range(LANES)]
-        most = lanes[0]
-        for lane in lanes[1:]:
-            most = builder.select(builder.fcmp_unordered(">", lane, most), lane, most)
-        return most
+        factor = splat(builder, scale, VF)
+        places = [offset(builder, address, 4 * first) for first in range(0, CHUNK, LANES)]
+        values = [builder.fmul(load(builder, where, VF), factor) for where in places]
+        for where, value in zip(places, values, strict=True):
+            store(builder, value, where)
+        return _largest(builder, values)
 
     return _float(_int, _float), codegen
 

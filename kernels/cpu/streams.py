@@ -65,16 +65,20 @@ def dot_rows(
                 [load(builder, offset(builder, builder.add(base, builder.shl(r, I64(3))), 8 * j), I64) for j in range(rows)]
                 for base in (a.slots, a.next_slots)
             )
-            for slot in following:
-                _prefetch(builder, builder.add(a.codes, builder.mul(slot, a.row_bytes)), a.k_bytes)
-            for slot in following:
-                _prefetch(builder, builder.add(a.v_codes, builder.mul(slot, a.v_row_bytes)), a.v_bytes)
+            ahead = [
+                (builder.add(a.codes, builder.mul(slot, a.row_bytes)), builder.add(a.v_codes, builder.mul(slot, a.v_row_bytes)))
+                for slot in following
+            ]
+            k_share, v_share = builder.sdiv(a.k_bytes, a.heads), builder.sdiv(a.v_bytes, a.heads)
             codes = [builder.add(a.codes, builder.mul(slot, a.row_bytes)) for slot in slots]
             scales = [builder.add(a.scales, builder.mul(slot, a.scale_bytes)) for slot in slots]
             with cgutils.for_range(builder, a.heads, intp=I64) as head:
                 head_codes = [builder.add(code, builder.mul(head.index, a.head_bytes)) for code in codes]
                 head_scales = [builder.add(scale, builder.mul(head.index, a.scale_head_bytes)) for scale in scales]
                 factors = _row_scales(builder, head_scales) if form in SCALED_ROWS else None
+                for k_next, v_next in ahead:  # a share with each head: more at once would wait for each other
+                    _prefetch(builder, builder.add(k_next, builder.mul(head.index, k_share)), k_share)
+                    _prefetch(builder, builder.add(v_next, builder.mul(head.index, v_share)), v_share)
                 with cgutils.for_range(builder, a.parts, intp=I64) as part:
                     first = builder.mul(builder.add(builder.mul(head.index, a.parts), part.index), I64(shared))
                     q_at = [builder.add(a.q, builder.mul(builder.add(first, I64(g)), q_bytes)) for g in range(shared)]

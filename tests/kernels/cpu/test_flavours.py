@@ -49,6 +49,15 @@ assert ops.gated(torch.ones(2, 8), "silu").shape == (2, 4)
 
 
 @compiled_only
+@pytest.mark.parametrize("module", ["chain", "native", "streams"])
+def test_a_fault_of_our_own_is_no_missing_compiler(module: str) -> None:
+    script = f"import sys; sys.modules['kernels.cpu.{module}'] = None; import kernels.cpu"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert f"kernels.cpu.{module}" in done.stderr, done.stderr
+
+
+@compiled_only
 def test_float64_goes_through_torch() -> None:
     step = step_of(Case(torch.float64), Ops("cpu", kernels.cpu))
     assert torch.equal(step.attend(Ops("cpu", kernels.cpu)), step.attend(Ops("cpu", plain)))
