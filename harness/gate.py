@@ -23,6 +23,7 @@ import argparse
 import copy
 import json
 import os
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ from harness.errors import UserError
 from harness.measure.gate import (
     EXIT_CODES,
     INCONCLUSIVE,
+    MIN_RUNS,
     NOISE_LIMIT,
     PASS,
     REFUSED,
@@ -241,14 +243,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _update(folder: Path, current: Measured, speed: bool) -> int:
-    noisy = [name for name, found in _speeds(current).items() if found.spread is None or found.noise > NOISE_LIMIT]
-    if speed and noisy:
-        print(
-            f"gate: inconclusive: no baseline was written, because {len(noisy)} of {len(current.entries)} benchmarks have a noise above "
-            f"{NOISE_LIMIT:.0%}, or one run only ({', '.join(noisy[:3])}{', ...' if len(noisy) > 3 else ''}): add runs, or measure on a "
-            "quieter machine"
-        )
-        return EXIT_CODES[INCONCLUSIVE]
+    speeds = _speeds(current)
+    if speed and speeds:
+        unknown = any(found.spread is None for found in speeds.values())
+        typical = statistics.median(found.noise for found in speeds.values())
+        if unknown or typical > NOISE_LIMIT:
+            why = f"fewer than {MIN_RUNS} runs" if unknown else f"the typical noise is {typical:.1%}, above {NOISE_LIMIT:.0%}"
+            print(f"gate: inconclusive: no baseline was written: {why}; add runs, or measure on a quieter machine")
+            return EXIT_CODES[INCONCLUSIVE]
+        print(f"gate: the typical noise is {typical:.1%}, the largest {max(found.noise for found in speeds.values()):.1%}")
     before = read(folder / PORTABLE).entries if (folder / PORTABLE).exists() else {}
     for path in update(folder, current, speed):
         print(f"gate: wrote {path}")

@@ -7,9 +7,9 @@ and what is compared is log(benchmark / calibration). A run makes many passes ov
 mean over its passes with its standard error (Yuen 1974: outliers of a busy machine weigh nothing, and the error says what is left).
 
 Several runs. What changes from process to process and from minute to minute is in no run's own noise. Of runs of the same code the
-ratios are averaged, and their noise is what they show between them: a benchmark's own spread, or that pooled over all benchmarks
-where it is larger, because three runs of one benchmark can agree by chance. A single run is held to the spread that the other
-side's runs show; where neither side has several, speed cannot be judged.
+ratios are averaged, and their noise is what they show between them: a benchmark's own spread, or that pooled over the others
+where it is larger, because a few runs of one benchmark can agree by chance. A single run is held to the spread that the other
+side's runs show; where neither side has four, speed cannot be judged.
 
 Two commits measured in turns (base, head, base, head, ...) are compared turn by turn: what drifts is in both of a turn.
 Two sessions on different days are not: `settle` widens their noise when most benchmarks moved more than it explains.
@@ -34,10 +34,13 @@ from harness.measure.student import student_t
 SLOWDOWN = 1.3  # what must be found
 NOISE_LIMIT = 0.02  # standard error of one side's log ratio up to which no change and SLOWDOWN never look alike
 MIN_PASSES = 10
+MIN_RUNS = 4  # of the same code, or turns of two commits, that show what differs between runs
 TRIM = 0.2  # share of the passes dropped at each end
 KL_FLOOR_NATS = 1e-9  # rounding in float32: below it, two answers are the same
 SPEED_CONFIDENCE = 0.99999  # of one benchmark: a hundred together are wrong less than once in 1,000 comparisons
 KL_CONFIDENCE = 0.99
+POOL_FREEDOM = 8  # what the pooled spread is worth to one benchmark: its own is typically within a factor of 1.3 (Smyth 2004, section 3)
+OUTLYING = 6.0  # a variance that many times the pooled one is no chance: the benchmark stands for itself
 MANY = 20  # benchmarks whose typical change says something of the machine
 TYPICAL = 0.6745  # the median distance of a normal value from its mean, in standard deviations
 
@@ -61,7 +64,7 @@ class Speed:
     noise: float  # standard error of log_ratio
     freedom: int  # degrees of freedom of noise
     runs: int = 1
-    spread: float | None = None  # standard deviation of one run among runs of the same code; None: there was one run
+    spread: float | None = None  # standard deviation of one run among runs of the same code; None: there were too few to know
 
 
 @dataclass(frozen=True)
@@ -115,14 +118,17 @@ def of_runs(runs: Sequence[Mapping[str, Speed]]) -> dict[str, Speed]:
         return dict(runs[0])
     found = {}
     own = {name: statistics.variance(run[name].log_ratio for run in runs) for name in names}
-    pooled = math.fsum(own.values()) / len(names)
+    total = math.fsum(own.values())
     for name in names:
+        pooled = (total - own[name]) / (len(names) - 1) if len(names) > 1 else own[name]  # over the others
         within = math.fsum(run[name].noise ** 2 for run in runs) / len(runs)
         # What differs between runs includes what differs within them: the largest, not their sum.
         spread = math.sqrt(max(own[name], pooled, within))
         level = math.fsum(run[name].log_ratio for run in runs) / len(runs)
-        freedom = len(names) * (len(runs) - 1)  # at least the pooled spread is in it
-        found[name] = Speed(level, spread / math.sqrt(len(runs)), freedom, len(runs), spread)
+        freedom = len(runs) - 1
+        if own[name] <= OUTLYING * pooled:
+            freedom += min((len(names) - 1) * (len(runs) - 1), POOL_FREEDOM)
+        found[name] = Speed(level, spread / math.sqrt(len(runs)), freedom, len(runs), spread if len(runs) >= MIN_RUNS else None)
     return found
 
 
@@ -140,8 +146,11 @@ def settle(changed: Mapping[str, Speed]) -> dict[str, Speed]:
     if len(changed) < MANY:
         return dict(changed)
     moved = [abs(change.log_ratio) / change.noise if change.noise > 0 else 0.0 for change in changed.values()]
-    wider = max(1.0, statistics.median(moved) / TYPICAL)
-    return {name: replace(change, noise=change.noise * wider) for name, change in changed.items()}
+    wider = statistics.median(moved) / TYPICAL
+    if wider <= 1.0:
+        return dict(changed)
+    usual = statistics.median(change.noise for change in changed.values())
+    return {name: replace(change, noise=wider * max(change.noise, usual)) for name, change in changed.items()}
 
 
 def mean_of(samples: Sequence[float]) -> Mean:
@@ -172,7 +181,7 @@ def judge_speed(name: str, change: Speed) -> Finding:
     ratio, low, high = (math.exp(change.log_ratio + part) for part in (0.0, -reach, reach))
     said = f"takes {ratio:.3f}x its baseline ({low:.3f} to {high:.3f}, noise {change.noise:.1%})"
     if change.spread is None:
-        return Finding(name, "speed", INCONCLUSIVE, f"{said}: one run a side does not show what differs between runs; give 3 or more")
+        return Finding(name, "speed", INCONCLUSIVE, f"{said}: too few runs to show what differs between them; give {MIN_RUNS}")
     slower, half = math.log(SLOWDOWN), math.log(SLOWDOWN) / 2
     if change.log_ratio > max(half, reach):
         return Finding(name, "speed", REGRESSION, said)
