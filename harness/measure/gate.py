@@ -177,11 +177,12 @@ def judge_content(name: str, baseline: Entry, current: Entry) -> list[Finding]:
 
 def judge_speed(name: str, change: Speed) -> Finding:
     """The speed of one benchmark: by how much it changed."""
-    reach = _quantile(change.freedom) * change.noise
-    ratio, low, high = (math.exp(change.log_ratio + part) for part in (0.0, -reach, reach))
-    said = f"takes {ratio:.3f}x its baseline ({low:.3f} to {high:.3f}, noise {change.noise:.1%})"
     if change.spread is None:
-        return Finding(name, "speed", INCONCLUSIVE, f"{said}: too few runs to show what differs between them; give {MIN_RUNS}")
+        said = f"takes {_ratio(change.log_ratio):.3f}x its baseline, in too few runs to show what differs between them: give {MIN_RUNS}"
+        return Finding(name, "speed", INCONCLUSIVE, said)
+    reach = _quantile(change.freedom) * change.noise
+    ratio, low, high = (_ratio(change.log_ratio + part) for part in (0.0, -reach, reach))
+    said = f"takes {ratio:.3f}x its baseline ({low:.3f} to {high:.3f}, noise {change.noise:.1%})"
     slower, half = math.log(SLOWDOWN), math.log(SLOWDOWN) / 2
     if change.log_ratio > max(half, reach):
         return Finding(name, "speed", REGRESSION, said)
@@ -215,6 +216,10 @@ def _change(baseline: Speed, current: Speed) -> Speed:
     freedom = max(1, math.floor(total**2 / math.fsum(weights))) if total > 0 else min(side.freedom for side in sides)
     runs = min(side.runs for side in sides)
     return Speed(current.log_ratio - baseline.log_ratio, math.sqrt(total), freedom, runs, max(spreads, default=None))
+
+
+def _ratio(log_ratio: float) -> float:
+    return math.exp(min(log_ratio, 100.0))  # an interval from a few jumping runs has ends beyond any float
 
 
 @lru_cache(maxsize=128)

@@ -37,6 +37,7 @@ def test_write_rows(benchmark, codec):
 
     complete = cases.stored(ops, codec, paged=False)
     whole = ops.read_rows(complete.keys, torch.arange(cases.WRITTEN))
+
     def used() -> cases.Stored:
         stores = cases.empty(ops, codec, paged=True)
         ops.write_rows(stores.keys, cases.paged_slots(), torch.zeros_like(cases.inputs().k).flatten(0, 1))

@@ -34,7 +34,7 @@ def judged(changed: dict[str, Speed]) -> dict[str, str]:
 
 def test_the_same_code_in_turns_hardly_ever_fails_in_any_benchmark():
     rng = random.Random(1)
-    sessions = [judged(of_runs(turns(rng, 6, TYPICAL, {}))) for _ in range(SESSIONS)]
+    sessions = [judged(of_runs(turns(rng, 10, TYPICAL, {}))) for _ in range(SESSIONS)]
     assert sum(REGRESSION in session.values() for session in sessions) <= SESSIONS // 1000
     assert sum(set(session.values()) == {PASS} for session in sessions) >= 0.95 * SESSIONS
 
@@ -42,7 +42,7 @@ def test_the_same_code_in_turns_hardly_ever_fails_in_any_benchmark():
 def test_1_3_in_two_of_eight_fails_in_turns_and_nothing_else_does():
     rng = random.Random(2)
     slower = {"b2": SLOWER, "b6": SLOWER}
-    sessions = [judged(of_runs(turns(rng, 6, TYPICAL, slower))) for _ in range(SESSIONS)]
+    sessions = [judged(of_runs(turns(rng, 10, TYPICAL, slower))) for _ in range(SESSIONS)]
     failed = [{name for name, verdict in session.items() if verdict == REGRESSION} for session in sessions]
     assert all(names <= set(slower) for names in failed)
     assert sum("b2" in names for names in failed) >= 0.99 * SESSIONS
@@ -51,26 +51,25 @@ def test_1_3_in_two_of_eight_fails_in_turns_and_nothing_else_does():
 
 
 @pytest.mark.parametrize("noise", [0.03, 0.05, 0.1])
-@pytest.mark.parametrize("count", [3, 4, 6])
+@pytest.mark.parametrize("count", [4, 6])
 def test_a_quiet_pool_does_not_vouch_for_one_noisy_benchmark(count, noise):
     rng = random.Random(f"noisy {count} {noise}")
     spreads = dict.fromkeys(TYPICAL, 0.015) | {"b0": noise}
     same = [judged(of_runs(turns(rng, count, spreads, {})))["b0"] for _ in range(SESSIONS)]
     slow = [judged(of_runs(turns(rng, count, spreads, {"b0": SLOWER})))["b0"] for _ in range(SESSIONS)]
-    print(count, same.count(REGRESSION), slow.count(PASS))
     assert same.count(REGRESSION) <= SESSIONS // 1000
     assert slow.count(PASS) <= SESSIONS // 1000
 
 
 def test_adding_turns_until_there_is_a_verdict_does_not_make_verdicts_wrong():
-    """What the planted fault, `make baseline` and CI do: look after every turn, from the third on, and stop at the first verdict."""
+    """What the planted fault, `make baseline` and CI do: look after every turn, from the fourth on, and stop at the first verdict."""
     rng = random.Random(3)
     spreads = {name: 2 * spread for name, spread in TYPICAL.items()}
 
     def first_verdict(slower: dict[str, float]) -> dict[str, str]:
-        found = turns(rng, 2, spreads, slower)
+        found = turns(rng, 3, spreads, slower)
         verdicts = {"": INCONCLUSIVE}
-        while INCONCLUSIVE in verdicts.values() and len(found) < 16:
+        while INCONCLUSIVE in verdicts.values() and len(found) < 24:
             found += turns(rng, 1, spreads, slower)
             verdicts = judged(of_runs(found))
         return verdicts
@@ -87,9 +86,9 @@ MANY = {f"b{number}": 0.01 + 0.0005 * number for number in range(70)}
 
 
 def other_session(rng: random.Random, moved: float, slower: dict[str, float]) -> dict[str, str]:
-    """Three runs of a baseline, one of now, on a machine that slows each benchmark by something of its own, `moved` on average."""
+    """Four runs of a baseline, one of now, on a machine that slows each benchmark by something of its own, `moved` on average."""
     state = {name: rng.gauss(0.0, moved) + slower.get(name, 0.0) for name in MANY}
-    before = of_runs([one_run(rng, MANY, {}) for _ in range(3)])
+    before = of_runs([one_run(rng, MANY, {}) for _ in range(4)])
     return judged(settle(changes(before, one_run(rng, MANY, state, drift=rng.gauss(0.0, moved)))))
 
 
@@ -97,7 +96,6 @@ def other_session(rng: random.Random, moved: float, slower: dict[str, float]) ->
 def test_a_machine_in_another_state_makes_no_regression(moved):
     rng = random.Random(f"state {moved}")
     sessions = [other_session(rng, moved, {}) for _ in range(SESSIONS // 5)]  # of 70 comparisons each
-    print(moved, sum(REGRESSION in session.values() for session in sessions), sum(v==INCONCLUSIVE for s in sessions for v in s.values()))
     assert sum(REGRESSION in session.values() for session in sessions) == 0
 
 
@@ -105,8 +103,8 @@ def test_a_slow_kernel_is_found_in_another_session_of_a_quiet_machine():
     rng = random.Random(4)
     slower = {f"b{number}": SLOWER for number in range(10)}
     sessions = [other_session(rng, 0.0, slower) for _ in range(SESSIONS // 5)]
-    found=sum(session[name] == REGRESSION for session in sessions for name in slower)
-    print(found)
+    found = sum(session[name] == REGRESSION for session in sessions for name in slower)
+    assert found >= 0.95 * len(sessions) * len(slower)
     assert sum(session[name] == PASS for session in sessions for name in slower) == 0
 
 
