@@ -21,7 +21,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Repeat what is timed, pass after pass, so that a benchmark's rounds lie all over the session."""
-    if config.getoption("benchmark_disable") and not config.getoption("benchmark_enable"):
+    off = config.getoption("benchmark_disable") and not config.getoption("benchmark_enable")
+    if off or hasattr(config, "workerinput"):  # pytest-benchmark times nothing in a worker of xdist
         return
     timed = [item for item in items if "benchmark" in item.fixturenames and item.path.parent == Path(__file__).parent]
     items += timed * (config.getoption("passes", PASSES) - 1)

@@ -82,7 +82,6 @@ def held(cache: KVCache) -> dict[str, int]:
     return {**asdict(cache.stats()), "stored_bytes": sum(stored.values()), "per_1000_tokens_bytes": round(1000 * cache.bytes_per_token())}
 
 
-@lru_cache(maxsize=64)
 def kl(name: str) -> Mean:
     """KL of strategy `name` against no cache at all on the model's own heads, token by token over the scored text."""
     scores = Scores()

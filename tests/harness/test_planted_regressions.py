@@ -107,7 +107,7 @@ MOST_TURNS = 12
 
 
 @pytest.mark.soak
-def test_a_kernel_made_1_3_times_slower_fails_the_gate_alone(tmp_path):
+def test_a_kernel_made_1_3_times_slower_fails_the_gate_alone(tmp_path, capsys):
     """Real timings, and turns are added until there is a verdict: inconclusive after 12 of them is a failure."""
     (tmp_path / "slow_kernel.py").write_text(SLOW_KERNEL.format(op="attend_paged"))
 
@@ -127,5 +127,9 @@ def test_a_kernel_made_1_3_times_slower_fails_the_gate_alone(tmp_path):
         same.append(benchmarks(f"same.{turn}.json"))
         slow.append(benchmarks(f"slow.{turn}.json", "-p", "slow_kernel"))
         codes = [gate([*current, "--baseline", *before, "--in-turns"]) for current in (same, slow)]
-        print(f"after {len(before)} turns: {codes}")
-    assert codes == [0, 1]
+        said = capsys.readouterr().out
+        with capsys.disabled():
+            print(f"\nafter {len(before)} turns: {codes}")
+    assert codes == [0, 1], said
+    failing = [line for line in said.splitlines() if line.startswith("regression")]
+    assert all("test_attend_paged" in line for line in failing), said
