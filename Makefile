@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 MEASURED ?= results/runs/benchmarks.json
 READY := $(VENV)/.kvbench-ready
 
-.PHONY: run test soak kit measured gate baseline lint clean
+.PHONY: run test soak kit gate baseline lint clean
 
 run: $(READY)
 	$(BIN)/python -m harness +strategy=paged
@@ -29,20 +29,22 @@ soak: $(READY)
 kit: $(READY)
 	set -e; for file in conf/strategy/*.yaml; do $(BIN)/python -m harness.conformance $$(basename $$file .yaml); done
 
-# Timings are taken in one process that has the machine to itself: never under xdist. Several processes show what differs between them.
-RUNS ?= 3
-FILES = $(foreach run,$(shell seq $(RUNS)),$(MEASURED:.json=.$(run).json))
+# Timings are taken in one process that has the machine to itself: never under xdist. Several processes show what differs between them,
+# and are added until there is a verdict: RUNS at most, and for a baseline at least four.
+RUNS ?= 4
+BASELINE_RUNS ?= 10
+BASELINE ?= results/baseline
+MEASURE = $(BIN)/python -m pytest -q tests/benchmarks -p no:xdist --benchmark-enable --benchmark-quiet
+until_judged = mkdir -p $(dir $(MEASURED)); files= code=3; for run in $$(seq $(1)); do \
+		file=$(MEASURED:.json=.$$run.json); files="$$files $$file"; $(MEASURE) --benchmark-json=$$file || exit 1; \
+		if [ $$run -lt $(2) ]; then continue; fi; \
+		code=0; $(BIN)/python -m harness.gate $$files --baseline $(BASELINE) $(3) || code=$$?; [ $$code -eq 3 ] || break; done; exit $$code
 
-measured: $(READY)
-	mkdir -p $(dir $(MEASURED))
-	set -e; for file in $(FILES); do \
-		$(BIN)/python -m pytest -q tests/benchmarks -p no:xdist --benchmark-enable --benchmark-quiet --benchmark-json=$$file; done
+gate: $(READY)
+	@$(call until_judged,$(RUNS),1)
 
-gate: measured
-	$(BIN)/python -m harness.gate $(FILES)
-
-baseline: measured
-	$(BIN)/python -m harness.gate $(FILES) --update all
+baseline: $(READY)
+	@$(call until_judged,$(BASELINE_RUNS),4,--update all)
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

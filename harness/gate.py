@@ -5,7 +5,8 @@ It reads and writes files; what is worse is decided in `harness/measure/gate.py`
     python -m harness.gate CURRENT.json                        against results/baseline
     python -m harness.gate A.json B.json C.json                several runs of the same code, judged as one
     python -m harness.gate CURRENT.json --baseline FILE.json   against one file, measured on this class of machine
-    python -m harness.gate HEAD.json --baseline BASE.json --speed-only   two commits, measured one after the other on one machine
+    python -m harness.gate H1.json H2.json H3.json --baseline B1.json B2.json B3.json --in-turns
+                                                               the speed of two commits, measured in turns: B1 H1 B2 H2 B3 H3
     python -m harness.gate CURRENT.json --update all           write both parts of the baseline
     python -m harness.gate CURRENT.json --update portable      write only what does not depend on the machine
 
@@ -22,9 +23,10 @@ import argparse
 import copy
 import json
 import os
+import statistics
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from harness.errors import UserError
 from harness.measure.gate import (
     EXIT_CODES,
     INCONCLUSIVE,
+    MIN_RUNS,
     NOISE_LIMIT,
     PASS,
     REFUSED,
@@ -40,11 +43,14 @@ from harness.measure.gate import (
     Finding,
     Mean,
     Speed,
+    changes,
     judge_content,
     judge_presence,
     judge_speed,
     of_runs,
     overall,
+    settle,
+    unmeasured_speed,
 )
 
 BASELINES = Path(__file__).resolve().parents[1] / "results" / "baseline"
@@ -96,7 +102,7 @@ def together(runs: Sequence[Measured]) -> Measured:
             raise UserError(
                 f"{other.path} is no second run of what {first.path} measured: give files of one machine and one state of the code"
             )
-    speeds = of_runs([{name: entry.speed for name, entry in run.entries.items() if entry.speed is not None} for run in runs])
+    speeds = of_runs([_speeds(run) for run in runs])
     entries = {name: replace(entry, speed=speeds.get(name)) for name, entry in first.entries.items()}
     raw = copy.deepcopy(first.raw)
     for benchmark in raw["benchmarks"]:
@@ -106,16 +112,17 @@ def together(runs: Sequence[Measured]) -> Measured:
     return replace(first, entries=entries, raw=raw)
 
 
+def _speeds(measured: Measured) -> dict[str, Speed]:
+    return {name: entry.speed for name, entry in measured.entries.items() if entry.speed is not None}
+
+
 def _entry(extra: dict[str, Any]) -> Entry:
     kl, speed = extra.get("kl_nats"), extra.get("against_calibration")
     return Entry(extra.get("bytes"), None if kl is None else Mean(**kl), None if speed is None else Speed(**speed))
 
 
-def judge(baseline: Measured, current: Measured, content: bool, speed: bool, presence: bool = True) -> list[Finding]:
-    """What `current` shows against `baseline` in bytes and KL (content), speed, and which benchmarks there are (presence).
-
-    UserError where the two cannot be compared.
-    """
+def check_comparable(baseline: Measured, current: Measured, speed: bool) -> None:
+    """UserError where the two, or their speeds, cannot be compared."""
     if baseline.data_sha256 != current.data_sha256:
         raise UserError(
             f"{current.path} was measured on other inputs (checksum {current.data_sha256[:12]}) than {baseline.path} "
@@ -128,24 +135,53 @@ def judge(baseline: Measured, current: Measured, content: bool, speed: bool, pre
         )
     if speed and baseline.conditions != current.conditions:
         raise UserError(f"{baseline.path} was measured under other conditions ({_differences(baseline, current)}): measure it again")
-    findings = judge_presence(baseline.entries, current.entries) if presence else []
+
+
+def judge(baseline: Measured, current: Measured) -> list[Finding]:
+    """What `current` shows against `baseline` in bytes and KL, and which benchmarks there are. UserError: not comparable."""
+    check_comparable(baseline, current, speed=False)
+    findings = judge_presence(baseline.entries, current.entries)
     for name in baseline.entries.keys() & current.entries.keys():
-        sides = baseline.entries[name], current.entries[name]
-        findings += judge_content(name, *sides) if content else []
-        findings += [judge_speed(name, *sides)] if speed else []
+        findings += judge_content(name, baseline.entries[name], current.entries[name])
+    return findings
+
+
+def judge_speeds(baseline: Measured, current: Measured) -> list[Finding]:
+    """The speeds of two sessions. UserError: not comparable."""
+    check_comparable(baseline, current, speed=True)
+    return _findings([(baseline, current)], settle(changes(_speeds(baseline), _speeds(current))))
+
+
+def judge_in_turns(baseline: Sequence[Measured], current: Sequence[Measured]) -> list[Finding]:
+    """The speeds of two commits: baseline[i] and current[i] were measured one after the other. UserError: not comparable."""
+    if len(baseline) != len(current):
+        raise UserError(f"{len(baseline)} files of the baseline and {len(current)} of now are not in turns: give as many of each")
+    turns = list(zip(baseline, current, strict=True))
+    for before, after in turns:
+        check_comparable(before, after, speed=True)
+    return _findings(turns, of_runs([changes(_speeds(before), _speeds(after)) for before, after in turns]))
+
+
+def _findings(turns: Sequence[tuple[Measured, Measured]], changed: Mapping[str, Speed]) -> list[Finding]:
+    """What follows from changes, and which benchmarks of both sides have none."""
+    findings = [judge_speed(name, change) for name, change in changed.items()]
+    before, after = turns[0]
+    for name in (before.entries.keys() & after.entries.keys()) - changed.keys():
+        side = "baseline" if any(name not in _speeds(turn[0]) for turn in turns) else "current run"
+        findings.append(unmeasured_speed(name, side))
     return findings
 
 
 def judge_folder(folder: Path, current: Measured) -> tuple[list[Finding], str | None]:
     """Everything against the committed baseline, and why speed was not judged (None: it was)."""
-    findings = judge(read(folder / PORTABLE), current, content=True, speed=False)
+    findings = judge(read(folder / PORTABLE), current)
     path = folder / str(current.machine) / BY_MACHINE
     if not path.exists():
         return findings, f"no baseline for machine class {current.machine!r} (`make baseline` on this machine writes one)"
     baseline = read(path)
     if baseline.machine == current.machine and baseline.conditions != current.conditions:
         return findings, f"{path} was measured under other conditions ({_differences(baseline, current)})"
-    return findings + judge(baseline, current, content=False, speed=True), None
+    return findings + judge_speeds(baseline, current), None
 
 
 def update(folder: Path, current: Measured, speed: bool) -> list[Path]:
@@ -171,10 +207,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command -> its exit code."""
     options = _parser().parse_args(arguments)
     try:
-        current = together([read(path) for path in options.current])
+        runs = [read(path) for path in options.current]
+        current = together(runs)
         folder = options.baseline[0] if len(options.baseline) == 1 and not options.baseline[0].is_file() else None
-        if options.speed_only and folder is not None:
-            raise UserError("--speed-only needs --baseline FILE.json: what was measured on this machine before the change")
+        if options.in_turns and folder is not None:
+            raise UserError("--in-turns needs --baseline FILE.json ...: what was measured of the other commit, in turns with this one")
         if options.update is not None:
             if folder is None:
                 raise UserError("--update writes a folder of baselines: give one folder with --baseline, or none")
@@ -182,8 +219,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if folder is not None and folder.is_dir():
             findings, not_judged = judge_folder(folder, current)
         else:
-            baseline, whole = together([read(path) for path in options.baseline]), not options.speed_only
-            findings, not_judged = judge(baseline, current, content=whole, speed=True, presence=whole), None
+            before = [read(path) for path in options.baseline]
+            baseline, not_judged = together(before), None
+            findings = judge_in_turns(before, runs) if options.in_turns else judge(baseline, current) + judge_speeds(baseline, current)
     except UserError as error:
         print(f"gate: refused: {error}", file=sys.stderr)
         return EXIT_CODES[REFUSED]
@@ -199,19 +237,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--baseline", type=Path, nargs="+", default=[BASELINES], help="a folder of baselines, or files (default: results/baseline)"
     )
-    parser.add_argument("--speed-only", action="store_true", help="judge only the speed of what both files hold: before and after a change")
+    parser.add_argument("--in-turns", action="store_true", help="judge only the speed of what both commits have, measured in turns")
     parser.add_argument("--update", choices=("all", "portable"), help="make CURRENT the baseline instead of judging it")
     return parser
 
 
 def _update(folder: Path, current: Measured, speed: bool) -> int:
-    noisy = [name for name, entry in current.entries.items() if entry.speed is not None and entry.speed.noise > NOISE_LIMIT]
-    if speed and noisy:
-        print(
-            f"gate: inconclusive: no baseline was written, because {len(noisy)} of {len(current.entries)} benchmarks have a noise above "
-            f"{NOISE_LIMIT:.0%} ({', '.join(noisy[:3])}{', ...' if len(noisy) > 3 else ''}): measure on a quieter machine"
-        )
-        return EXIT_CODES[INCONCLUSIVE]
+    speeds = _speeds(current)
+    if speed and speeds:
+        unknown = any(found.spread is None for found in speeds.values())
+        typical = statistics.median(found.noise for found in speeds.values())
+        if unknown or typical > NOISE_LIMIT:
+            why = f"fewer than {MIN_RUNS} runs" if unknown else f"the typical noise is {typical:.1%}, above {NOISE_LIMIT:.0%}"
+            print(f"gate: inconclusive: no baseline was written: {why}; add runs, or measure on a quieter machine")
+            return EXIT_CODES[INCONCLUSIVE]
+        print(f"gate: the typical noise is {typical:.1%}, the largest {max(found.noise for found in speeds.values()):.1%}")
     before = read(folder / PORTABLE).entries if (folder / PORTABLE).exists() else {}
     for path in update(folder, current, speed):
         print(f"gate: wrote {path}")

@@ -3,13 +3,19 @@
 It does not know what was measured, nor where baselines are kept.
 
 Speed. Machines differ and drift, so each round of a benchmark is paired with a run of one fixed calibration kernel at its side,
-and what is compared is log(benchmark / calibration). A run is summed up by the trimmed mean of its log ratios with its standard
-error (Yuen 1974: outliers of a busy machine weigh nothing, and the error says what is left); that error is the run's noise. With
-both noises up to 2 %, a change beyond half-way to 1.3x (1.14x) is a regression: half-way is at least 4.6 standard errors from no
-change and from 1.3x alike. Above that the answer is `inconclusive`, unless even the lower end of the interval is beyond 1.3x.
+and what is compared is log(benchmark / calibration). A run makes many passes over all benchmarks; it is summed up by the trimmed
+mean over its passes with its standard error (Yuen 1974: outliers of a busy machine weigh nothing, and the error says what is left).
 
 Several runs. What changes from process to process and from minute to minute is in no run's own noise. Of runs of the same code the
-ratios are averaged, and the spread between runs, pooled over all benchmarks because three runs say little about one, joins the noise.
+ratios are averaged, and their noise is what they show between them: a benchmark's own spread, or that pooled over the others
+where it is larger, because a few runs of one benchmark can agree by chance. A single run is held to the spread that the other
+side's runs show; where neither side has four, speed cannot be judged.
+
+Two commits measured in turns (base, head, base, head, ...) are compared turn by turn: what drifts is in both of a turn.
+Two sessions on different days are not: `settle` widens their noise when most benchmarks moved more than it explains.
+
+A change is a regression when it is above 1.14x, half-way to 1.3x, and no change at all could look like this; it passes when it is
+below that and 1.3x could not look like this; otherwise it is inconclusive. Up to a noise of 2 % on each side half-way decides.
 
 Bytes are compared exactly. KL is compared by the intervals of its mean: they must not part upwards.
 """
@@ -17,37 +23,48 @@ Bytes are compared exactly. KL is compared by the intervals of its mean: they mu
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from harness.measure.compare import log_ratios
 from harness.measure.student import student_t
 
 SLOWDOWN = 1.3  # what must be found
-NOISE_LIMIT = 0.02  # standard error of a run's log ratio, above which SLOWDOWN / no change cannot be told apart safely
-MIN_PAIRS = 10
-TRIM = 0.2  # share of the log ratios dropped at each end
+NOISE_LIMIT = 0.02  # standard error of one side's log ratio up to which no change and SLOWDOWN never look alike
+MIN_PASSES = 10
+MIN_RUNS = 4  # of the same code, or turns of two commits, that show what differs between runs
+TRIM = 0.2  # share of the passes dropped at each end
 KL_FLOOR_NATS = 1e-9  # rounding in float32: below it, two answers are the same
-SPEED_CONFIDENCE = 0.999
+SPEED_CONFIDENCE = 0.99999  # of one benchmark: a hundred together are wrong less than once in 1,000 comparisons
 KL_CONFIDENCE = 0.99
+POOL_FREEDOM = 8  # what the pooled spread is worth to one benchmark: its own is typically within a factor of 1.3 (Smyth 2004, section 3)
+OUTLYING = 6.0  # a variance that many times the pooled one is no chance: the benchmark stands for itself
+MANY = 20  # benchmarks whose typical change says something of the machine
+TYPICAL = 0.6745  # the median distance of a normal value from its mean, in standard deviations
 
 PASS, REGRESSION, REFUSED, INCONCLUSIVE = "pass", "regression", "refused", "inconclusive"
 EXIT_CODES = {PASS: 0, REGRESSION: 1, REFUSED: 2, INCONCLUSIVE: 3}
 
 
 @dataclass(frozen=True)
+class Pass:
+    """A few rounds of one benchmark, taken together: measured_s[i] and calibration_s[i] (seconds) side by side."""
+
+    measured_s: Sequence[float]
+    calibration_s: Sequence[float]
+
+
+@dataclass(frozen=True)
 class Speed:
-    """One run of one benchmark against the calibration kernel: its typical log ratio, the standard error of that, and how many pairs."""
+    """A typical log ratio, benchmark to calibration kernel or one side to the other, and how well it is known."""
 
     log_ratio: float
-    noise: float
-    pairs: int
-
-    @property
-    def freedom(self) -> int:
-        """Degrees of freedom of `noise`: the pairs left by trimming, less one."""
-        return self.pairs - 2 * _cut(self.pairs) - 1
+    noise: float  # standard error of log_ratio
+    freedom: int  # degrees of freedom of noise
+    runs: int = 1
+    spread: float | None = None  # standard deviation of one run among runs of the same code; None: there were too few to know
 
 
 @dataclass(frozen=True)
@@ -79,30 +96,61 @@ class Finding:
     text: str
 
 
-def speed(measured: Sequence[float], calibration: Sequence[float]) -> Speed:
-    """The typical ratio of a run; measured[i] and calibration[i] (seconds) were taken side by side. At least 10 pairs, else ValueError."""
-    logs = sorted(log_ratios(measured, calibration, MIN_PAIRS))
-    cut = _cut(len(logs))
-    kept = logs[cut : len(logs) - cut]
+def speed(passes: Sequence[Pass]) -> Speed:
+    """One run of one benchmark. ValueError for fewer than 10 passes, or one that holds no pair of positive times."""
+    if len(passes) < MIN_PASSES:
+        raise ValueError(f"{len(passes)} passes are too few: take {MIN_PASSES} or more")
+    # Rounds of one pass see one state of the machine: they count as one.
+    levels = sorted(statistics.median(log_ratios(each.measured_s, each.calibration_s, 1)) for each in passes)
+    cut = int(TRIM * len(levels))
+    kept = levels[cut : len(levels) - cut]
     winsorised = [kept[0]] * cut + kept + [kept[-1]] * cut
-    level = math.fsum(winsorised) / len(logs)
+    level = math.fsum(winsorised) / len(levels)
     squares = math.fsum((value - level) ** 2 for value in winsorised)
     noise = math.sqrt(squares / (len(kept) * (len(kept) - 1)))
-    return Speed(math.fsum(kept) / len(kept), noise, len(logs))
+    return Speed(math.fsum(kept) / len(kept), noise, len(kept) - 1)
 
 
 def of_runs(runs: Sequence[Mapping[str, Speed]]) -> dict[str, Speed]:
-    """Several runs of the same benchmarks as one, each benchmark's noise with what all of them show between runs. One run is itself."""
+    """Several runs, or turns, of the same benchmarks as one. One run is itself."""
     names = [name for name in runs[0] if all(name in run for run in runs)]
     if len(runs) < 2 or not names:
         return dict(runs[0])
-    levels = {name: math.fsum(run[name].log_ratio for run in runs) / len(runs) for name in names}
-    squares = math.fsum((run[name].log_ratio - levels[name]) ** 2 for run in runs for name in names)
-    between = squares / (len(names) * (len(runs) - 1))  # the variance of one run
-    within = {name: math.fsum(run[name].noise ** 2 for run in runs) / len(runs) for name in names}
-    pairs = {name: sum(run[name].pairs for run in runs) for name in names}
-    # What differs between runs includes what differs within them: the larger of the two, not their sum.
-    return {name: Speed(levels[name], math.sqrt(max(between, within[name]) / len(runs)), pairs[name]) for name in names}
+    found = {}
+    own = {name: statistics.variance(run[name].log_ratio for run in runs) for name in names}
+    total = math.fsum(own.values())
+    for name in names:
+        pooled = (total - own[name]) / (len(names) - 1) if len(names) > 1 else own[name]  # over the others
+        within = math.fsum(run[name].noise ** 2 for run in runs) / len(runs)
+        # What differs between runs includes what differs within them: the largest, not their sum.
+        spread = math.sqrt(max(own[name], pooled, within))
+        level = math.fsum(run[name].log_ratio for run in runs) / len(runs)
+        freedom = len(runs) - 1
+        if own[name] <= OUTLYING * pooled:
+            freedom += min((len(names) - 1) * (len(runs) - 1), POOL_FREEDOM)
+        found[name] = Speed(level, spread / math.sqrt(len(runs)), freedom, len(runs), spread if len(runs) >= MIN_RUNS else None)
+    return found
+
+
+def changes(baseline: Mapping[str, Speed], current: Mapping[str, Speed]) -> dict[str, Speed]:
+    """By how much `current` differs, benchmark by benchmark of those that both have."""
+    return {name: _change(baseline[name], current[name]) for name in baseline.keys() & current.keys()}
+
+
+def settle(changed: Mapping[str, Speed]) -> dict[str, Speed]:
+    """Changes between two sessions, their noise widened as far as the typical change is larger than it (Birge's ratio, by the median).
+
+    The calibration kernel is not slowed by everything that slows a benchmark. Where most benchmarks moved, the machine did, or all
+    of the code: that cannot be told apart here, and measuring both commits in turns can. Fewer than 20 benchmarks stay as they are.
+    """
+    if len(changed) < MANY:
+        return dict(changed)
+    moved = [abs(change.log_ratio) / change.noise if change.noise > 0 else 0.0 for change in changed.values()]
+    wider = statistics.median(moved) / TYPICAL
+    if wider <= 1.0:
+        return dict(changed)
+    usual = statistics.median(change.noise for change in changed.values())
+    return {name: replace(change, noise=wider * max(change.noise, usual)) for name, change in changed.items()}
 
 
 def mean_of(samples: Sequence[float]) -> Mean:
@@ -127,22 +175,25 @@ def judge_content(name: str, baseline: Entry, current: Entry) -> list[Finding]:
     return _judge_bytes(name, baseline.bytes, current.bytes) + _judge_kl(name, baseline.kl_nats, current.kl_nats)
 
 
-def judge_speed(name: str, baseline: Entry, current: Entry) -> Finding:
-    """The speed of one benchmark."""
-    if baseline.speed is None or current.speed is None:
-        side = "baseline" if baseline.speed is None else "current run"
-        return Finding(name, "speed", REGRESSION, f"has no speed in the {side}: measure it with --benchmark-enable and without xdist")
-    change, reach = _change(baseline.speed, current.speed)
-    noise = max(baseline.speed.noise, current.speed.noise)
-    ratio, low, high = (math.exp(value) for value in (change, change - reach, change + reach))
-    said = f"takes {ratio:.3f}x its baseline ({low:.3f} to {high:.3f}, noise {noise:.1%})"
-    if change - reach > math.log(SLOWDOWN):
+def judge_speed(name: str, change: Speed) -> Finding:
+    """The speed of one benchmark: by how much it changed."""
+    if change.spread is None:
+        said = f"takes {_ratio(change.log_ratio):.3f}x its baseline, in too few runs to show what differs between them: give {MIN_RUNS}"
+        return Finding(name, "speed", INCONCLUSIVE, said)
+    reach = _quantile(change.freedom) * change.noise
+    ratio, low, high = (_ratio(change.log_ratio + part) for part in (0.0, -reach, reach))
+    said = f"takes {ratio:.3f}x its baseline ({low:.3f} to {high:.3f}, noise {change.noise:.1%})"
+    slower, half = math.log(SLOWDOWN), math.log(SLOWDOWN) / 2
+    if change.log_ratio > max(half, reach):
         return Finding(name, "speed", REGRESSION, said)
-    if noise > NOISE_LIMIT:
-        return Finding(
-            name, "speed", INCONCLUSIVE, f"{said}: a noise above {NOISE_LIMIT:.0%} hides {SLOWDOWN}x; measure on a quieter machine"
-        )
-    return Finding(name, "speed", REGRESSION if change > math.log(SLOWDOWN) / 2 else PASS, said)
+    if change.log_ratio > min(half, slower - reach):
+        return Finding(name, "speed", INCONCLUSIVE, f"{said}: such a noise hides {SLOWDOWN}x; add runs, or measure on a quieter machine")
+    return Finding(name, "speed", PASS, said)
+
+
+def unmeasured_speed(name: str, side: str) -> Finding:
+    """For a benchmark that `side` ("baseline", "current run") has, without a speed."""
+    return Finding(name, "speed", REGRESSION, f"has no speed in the {side}: measure it with --benchmark-enable and without xdist")
 
 
 def overall(findings: Sequence[Finding]) -> str:
@@ -151,19 +202,24 @@ def overall(findings: Sequence[Finding]) -> str:
     return next((verdict for verdict in (REGRESSION, INCONCLUSIVE) if verdict in verdicts), PASS)
 
 
-def _cut(pairs: int) -> int:
-    return int(TRIM * pairs)
-
-
-def _change(baseline: Speed, current: Speed) -> tuple[float, float]:
-    """The change of the log ratio, and the reach of its interval to one side (Yuen's test, Welch's degrees of freedom)."""
-    change = current.log_ratio - baseline.log_ratio
-    squares = baseline.noise**2, current.noise**2
+def _change(baseline: Speed, current: Speed) -> Speed:
+    """The difference of two sides, each with the spread that the other may have found (Welch's degrees of freedom)."""
+    sides = baseline, current
+    spreads = [side.spread for side in sides if side.spread is not None]
+    squares, weights = [], []
+    for side in sides:
+        least = max(spreads, default=0.0) / math.sqrt(side.runs)
+        freedom = side.freedom if side.noise >= least else max(other.freedom for other in sides)
+        squares.append(max(side.noise, least) ** 2)
+        weights.append(squares[-1] ** 2 / freedom)
     total = math.fsum(squares)
-    if total == 0.0:
-        return change, 0.0
-    freedom = total**2 / (squares[0] ** 2 / baseline.freedom + squares[1] ** 2 / current.freedom)
-    return change, _quantile(max(1, math.floor(freedom))) * math.sqrt(total)
+    freedom = max(1, math.floor(total**2 / math.fsum(weights))) if total > 0 else min(side.freedom for side in sides)
+    runs = min(side.runs for side in sides)
+    return Speed(current.log_ratio - baseline.log_ratio, math.sqrt(total), freedom, runs, max(spreads, default=None))
+
+
+def _ratio(log_ratio: float) -> float:
+    return math.exp(min(log_ratio, 100.0))  # an interval from a few jumping runs has ends beyond any float
 
 
 @lru_cache(maxsize=128)

@@ -1,10 +1,37 @@
-"""What pytest-benchmark writes: the facts that speeds depend on, no raw samples, and nothing that names a person, host or folder."""
+"""How often benchmarks are passed over, and what pytest-benchmark writes of them.
+
+That is the facts that speeds depend on, no raw samples, and nothing that names a person, host or folder.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.benchmarks.pairs import PASSES
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--passes, known where tests/benchmarks is named on the command line."""
+    parser.addoption("--passes", type=int, default=PASSES, help=f"how often to go over all benchmarks (default: {PASSES})")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Repeat what is timed, pass after pass, so that a benchmark's rounds lie all over the session."""
+    off = config.getoption("benchmark_disable") and not config.getoption("benchmark_enable")
+    if off or hasattr(config, "workerinput"):  # pytest-benchmark times nothing in a worker of xdist
+        return
+    timed = [item for item in items if "benchmark" in item.fixturenames and item.path.parent == Path(__file__).parent]
+    items += timed * (config.getoption("passes", PASSES) - 1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_benchmark_generate_json(benchmarks: list[Any]) -> None:
+    """Drop later passes, whose samples the first report has; pytest-benchmark goes on to write what is left."""
+    benchmarks[:] = [benchmark for benchmark in benchmarks if benchmark.stats]
 
 
 def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, Any]:
