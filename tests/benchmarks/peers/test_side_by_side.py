@@ -70,7 +70,7 @@ def test_a_cell_counts_every_round_and_compares_pair_by_pair(peer):
     assert fast["step_s"][f"over {REFERENCE}"]["ratio"] == pytest.approx(0.25)
     assert fast["decode_tok_per_s"] == pytest.approx(10)
     assert fast["equal_tokens"] == 1.0
-    assert found["laws"]["contiguous"]["intercept_s"] == pytest.approx(0.1)
+    assert found["laws"]["1"]["contiguous"]["intercept_s"] == pytest.approx(0.1)
     assert "| contiguous | 100.00 | 0.250 [0.250, 0.250] |" in table(found)
 
 
