@@ -97,14 +97,27 @@ def _finish(args, task, state, rows, padded):
             store_answer(args, token, head, state + 4 * (2 * rows + row * dim), load_f32(state + 4 * (rows + row)))
 
 
+@inline
+def _load_queries(args, task, narrow, rows, padded, out):
+    """The query heads of a task, those of a KV head in `padded` rows, zeros where there is none: as they are when narrow, else float32."""
+    heads, dim = word(args, QUERY_HEADS), word(args, DIM)
+    shared, size = heads // word(args, KV_HEADS), dim * (2 if narrow else 4)
+    set_floats(out, 0, rows * dim, np.float32(0))
+    for head in range(heads):
+        target = out + size * (head // shared * padded + head % shared)
+        if narrow:
+            copy_bytes(word(args, Q) + word(task, ROW) * word(args, Q_TOKEN) + head * word(args, Q_HEAD), target, size)
+        else:
+            load_query(args, word(task, ROW), head, target, dim)
+
+
 def make_decode(group: int):
     """The kernel for `group` query heads a pass."""
 
     @kernel
     def decode(args):
-        heads, kv_heads, dim = word(args, QUERY_HEADS), word(args, KV_HEADS), word(args, DIM)
-        shared = heads // kv_heads
-        parts = (shared + group - 1) // group
+        kv_heads, dim = word(args, KV_HEADS), word(args, DIM)
+        parts = (word(args, QUERY_HEADS) // kv_heads + group - 1) // group
         padded = parts * group
         rows = kv_heads * padded
         slots = word(args, SCRATCH) + take(args + 8 * NEXT_THREAD) * word(args, SCRATCH_BYTES)
@@ -118,7 +131,6 @@ def make_decode(group: int):
         scale, cap, capped = float_word(args, SCALE), float_word(args, SOFTCAP), word(args, CAPPED) != 0
         factor = np.float32(1) if capped else scale
         narrow = HOST_IS_NARROW and word(args, Q_FORM) == BFLOAT16
-        query_bytes = dim * (2 if narrow else 4)
         if narrow:
             k_form += NARROW
         while True:
@@ -126,13 +138,7 @@ def make_decode(group: int):
             if number >= word(args, TASKS):
                 return
             task = word(args, TABLE) + 8 * TASK_WORDS * number
-            set_floats(queries, 0, rows * dim, np.float32(0))
-            for head in range(heads):
-                target = queries + query_bytes * (head // shared * padded + head % shared)
-                if narrow:
-                    copy_bytes(word(args, Q) + word(task, ROW) * word(args, Q_TOKEN) + head * word(args, Q_HEAD), target, query_bytes)
-                else:
-                    load_query(args, word(task, ROW), head, target, dim)
+            _load_queries(args, task, narrow, rows, padded, queries)
             set_floats(tops, 0, rows, np.float32(-np.inf))
             set_floats(totals, 0, rows * (dim + 1), np.float32(0))
             low, high = word(task, LOW), word(task, HIGH)
