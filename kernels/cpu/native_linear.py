@@ -62,7 +62,7 @@ def _compiled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) 
 def call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> tuple[int, array, int]:
     """(kernel, its words, threads) that write x @ weight.T + bias to `out`; x, bias and out are dense, and all are of one dtype."""
     (tokens, inner), outputs, size = x.shape, weight.shape[0], x.element_size()
-    if x.dtype == torch.bfloat16 and outputs >= 2 * bfloat16.ROWS and host_multiplies_bfloat16():
+    if x.dtype == torch.bfloat16 and outputs >= bfloat16.ROWS and host_multiplies_bfloat16():
         address, scratch, rows = _bfloat16_kernel(bfloat16.group_of(tokens)).address, 0, bfloat16.task_rows(inner)
     else:
         scratch, rows = -(-kernels.scratch_bytes(tokens, inner) // 64) * 64, kernels.PER_TASK
