@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +19,8 @@ from kernels.cpu import plain
 from kernels.rows import DenseRows, PagedRows
 from tests.kernels.cases import Case, step_of
 
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[2]
 compiled_only = pytest.mark.skipif(not kernels.cpu.COMPILED, reason="needs the compiled kernels")
 
 
@@ -55,6 +59,18 @@ def test_a_fault_of_our_own_is_no_missing_compiler(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
     assert f"kernels.cpu.{module}" in done.stderr, done.stderr
+
+
+@compiled_only
+@pytest.mark.soak
+def test_a_host_with_narrower_registers_passes_the_same_tests(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.kernels.cpu.narrow_host", "-p", "no:cacheprovider"]
+    script = "import tests.kernels.cpu.narrow_host, kernels.cpu; print(kernels.cpu.FLAVOUR)"
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    said = subprocess.run([sys.executable, "-c", script], env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said.startswith("compiled, 8 floats a vector"), said
+    done = subprocess.run([*command, str(FOLDER), "-m", "not soak"], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 @compiled_only
