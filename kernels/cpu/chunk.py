@@ -31,8 +31,6 @@ from kernels.cpu.shared import (
     PARTIALS,
     POSITION,
     Q_FORM,
-    Q_HEAD,
-    Q_TOKEN,
     QUERY_HEADS,
     ROW,
     SCALE,
@@ -50,8 +48,8 @@ from kernels.cpu.shared import (
     UNIT,
     VALUES,
     WINDOW,
-    Q,
     cap_scores,
+    copy_query,
     fill_slots,
     load_query,
     merge_rows,
@@ -176,8 +174,7 @@ def _load_queries(args, task, head, used, rows, width, pairs, out):
     for row in range(used):
         token, query_head = word(task, ROW) + row // shared, head * shared + row % shared
         if pairs:
-            source = word(args, Q) + token * word(args, Q_TOKEN) + query_head * word(args, Q_HEAD)
-            copy_bytes(source, out + 2 * dim * row, 2 * dim)
+            copy_query(args, token, query_head, out + 2 * dim * row, 2 * dim)
         else:
             load_query(args, token, query_head, out + 4 * width * row, width)
     filled = dim // 2 if pairs else width  # floats of a row

@@ -9,7 +9,6 @@ import numpy as np
 
 from kernels.cpu.compiled import inline, kernel
 from kernels.cpu.emit import FORMATS
-from kernels.cpu.encode import copy_bytes
 from kernels.cpu.scalars import copy_floats, float_word, load_f32, set_floats, take, word
 from kernels.cpu.shared import (
     CAPPED,
@@ -24,8 +23,6 @@ from kernels.cpu.shared import (
     PARTIAL_BYTES,
     PARTIALS,
     Q_FORM,
-    Q_HEAD,
-    Q_TOKEN,
     QUERY_HEADS,
     ROW,
     SCALE,
@@ -39,8 +36,8 @@ from kernels.cpu.shared import (
     TASKS,
     UNIT,
     VALUES,
-    Q,
     cap_scores,
+    copy_query,
     fill_slots,
     load_query,
     merge_rows,
@@ -106,7 +103,7 @@ def _load_queries(args, task, narrow, rows, padded, out):
     for head in range(heads):
         target = out + size * (head // shared * padded + head % shared)
         if narrow:
-            copy_bytes(word(args, Q) + word(task, ROW) * word(args, Q_TOKEN) + head * word(args, Q_HEAD), target, size)
+            copy_query(args, word(task, ROW), head, target, size)
         else:
             load_query(args, word(task, ROW), head, target, dim)
 
@@ -151,7 +148,7 @@ def make_decode(group: int):
                     following = ahead
                 dot_rows(
                     group, k_form, queries, dim, kv_heads, parts, k_codes, k_row, k_head, k_scales, k_scale_row, k_scale_head, slots,
-                    (count + 3) // 4 * 4, scores, following, kv_heads * k_head, v_codes, v_row, kv_heads * v_head,
+                    (count + 3) // 4 * 4, scores, following, k_head, v_codes, v_row, v_head,
                 )  # fmt: skip
                 for row in range(rows):
                     at = scores + 4 * CHUNK * row

@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from kernels.cpu.compiled import inline
+from kernels.cpu.encode import copy_bytes
 from kernels.cpu.scalars import lane, load_f32, load_i32, load_raw, store_f32, store_i64, store_raw, word
 
 # Words of an attention call.
@@ -76,10 +77,21 @@ def fill_slots(args, task, low, count, padded, out):
 
 
 @inline
+def _query(args, token, head):
+    return word(args, Q) + token * word(args, Q_TOKEN) + head * word(args, Q_HEAD)
+
+
+@inline
+def copy_query(args, token, head, out, size):
+    """One query head as it is, `size` bytes, to `out`."""
+    copy_bytes(_query(args, token, head), out, size)
+
+
+@inline
 def load_query(args, token, head, out, width):
     """One query head as float32 at `out`, in the order of the keys' blocks, zeros up to `width`."""
     dim, form, key_form = word(args, DIM), word(args, Q_FORM), word(args, KEYS + 6)
-    source = word(args, Q) + token * word(args, Q_TOKEN) + head * word(args, Q_HEAD)
+    source = _query(args, token, head)
     for i in range(dim):
         store_f32(out + 4 * lane(i, dim, key_form), load_raw(form, source, i))
     for i in range(dim, width):

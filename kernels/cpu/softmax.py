@@ -29,7 +29,7 @@ def weigh(typingctx, group, scores, scale, tops, totals, kept):
         _, scores, scale, tops, totals, kept = args
         factor = splat(builder, scale, VF)
         for g in range(heads):
-            places = [offset(builder, scores, 4 * (CHUNK * g + first)) for first in range(0, CHUNK, LANES)]
+            places = _places(builder, offset(builder, scores, 4 * CHUNK * g))
             values = [builder.fmul(load(builder, where, VF), factor) for where in places]
             old = load(builder, offset(builder, tops, 4 * g), F32)
             most = _largest(builder, values)
@@ -37,17 +37,27 @@ def weigh(typingctx, group, scores, scale, tops, totals, kept):
             store(builder, top, offset(builder, tops, 4 * g))
             worth = builder.extract_element(exp_below(builder, splat(builder, builder.fsub(old, top), VF)), I32(0))
             store(builder, worth, offset(builder, kept, 4 * g))
-            shift, total = splat(builder, top, VF), constant(0.0, VF)
-            for where, value in zip(places, values, strict=True):
-                weights = exp_below(builder, builder.fsub(value, shift))
-                store(builder, weights, where)
-                total = builder.fadd(total, weights)
             total_at = offset(builder, totals, 4 * g)
             before = builder.fmul(load(builder, total_at, F32), worth)
-            store(builder, builder.fadd(before, summed(builder, total)), total_at)
+            store(builder, builder.fadd(before, _exp_total(builder, places, values, top)), total_at)
         return context.get_dummy_value()
 
     return _nothing(group, _int, _float, _int, _int, _int), codegen
+
+
+def _places(builder, address):
+    """The addresses of the vectors of CHUNK floats."""
+    return [offset(builder, address, 4 * first) for first in range(0, CHUNK, LANES)]
+
+
+def _exp_total(builder, places, values, top):
+    """exp(value - top) stored at `places`; the sum of all."""
+    shift, total = splat(builder, top, VF), constant(0.0, VF)
+    for where, value in zip(places, values, strict=True):
+        weights = exp_below(builder, builder.fsub(value, shift))
+        store(builder, weights, where)
+        total = builder.fadd(total, weights)
+    return summed(builder, total)
 
 
 def _largest(builder, vectors):
@@ -71,7 +81,7 @@ def scaled_max(typingctx, scores, scale):
     def codegen(context, builder, signature, args):
         address, scale = args
         factor = splat(builder, scale, VF)
-        places = [offset(builder, address, 4 * first) for first in range(0, CHUNK, LANES)]
+        places = _places(builder, address)
         values = [builder.fmul(load(builder, where, VF), factor) for where in places]
         for where, value in zip(places, values, strict=True):
             store(builder, value, where)
@@ -86,13 +96,8 @@ def exp_sum(typingctx, scores, top):
 
     def codegen(context, builder, signature, args):
         address, top = args
-        shift, total = splat(builder, top, VF), constant(0.0, VF)
-        for part in range(CHUNK // LANES):
-            where = offset(builder, address, 4 * LANES * part)
-            weights = exp_below(builder, builder.fsub(load(builder, where, VF), shift))
-            store(builder, weights, where)
-            total = builder.fadd(total, weights)
-        return summed(builder, total)
+        places = _places(builder, address)
+        return _exp_total(builder, places, [load(builder, where, VF) for where in places], top)
 
     return _float(_int, _float), codegen
 

@@ -53,7 +53,7 @@ def dot_rows(
     """out[h, p, g, r] = q[h, p, g] . row(slots[r])[h] for `heads` heads of a row, `parts` of `group` query rows each, and `count` rows.
 
     q is float32, or bfloat16 where NARROW was added to `form`; [heads, parts, group, dim]. out is float32 [heads, parts, group, CHUNK].
-    count is a multiple of 4. The first k_bytes of the rows at next_slots, and v_bytes of theirs in the other store, are prefetched.
+    count is a multiple of 4. With each head, k_bytes of the rows at next_slots and v_bytes of theirs in the other store are prefetched.
     """
     shared = group.literal_value
     rows = 2 if shared == 4 and LANES == 8 else 4  # with 16 registers, 16 sums would not fit
@@ -69,7 +69,6 @@ def dot_rows(
                 (builder.add(a.codes, builder.mul(slot, a.row_bytes)), builder.add(a.v_codes, builder.mul(slot, a.v_row_bytes)))
                 for slot in following
             ]
-            k_share, v_share = builder.sdiv(a.k_bytes, a.heads), builder.sdiv(a.v_bytes, a.heads)
             codes = [builder.add(a.codes, builder.mul(slot, a.row_bytes)) for slot in slots]
             scales = [builder.add(a.scales, builder.mul(slot, a.scale_bytes)) for slot in slots]
             with cgutils.for_range(builder, a.heads, intp=I64) as head:
@@ -77,16 +76,16 @@ def dot_rows(
                 head_scales = [builder.add(scale, builder.mul(head.index, a.scale_head_bytes)) for scale in scales]
                 factors = _row_scales(builder, head_scales) if form in SCALED_ROWS else None
                 for k_next, v_next in ahead:  # a share with each head: more at once would wait for each other
-                    _prefetch(builder, builder.add(k_next, builder.mul(head.index, k_share)), k_share)
-                    _prefetch(builder, builder.add(v_next, builder.mul(head.index, v_share)), v_share)
+                    _prefetch(builder, builder.add(k_next, builder.mul(head.index, a.k_bytes)), a.k_bytes)
+                    _prefetch(builder, builder.add(v_next, builder.mul(head.index, a.v_bytes)), a.v_bytes)
                 with cgutils.for_range(builder, a.parts, intp=I64) as part:
                     first = builder.mul(builder.add(builder.mul(head.index, a.parts), part.index), I64(shared))
                     q_at = [builder.add(a.q, builder.mul(builder.add(first, I64(g)), q_bytes)) for g in range(shared)]
                     target = builder.add(a.out, builder.add(builder.mul(first, I64(4 * CHUNK)), builder.shl(r, I64(2))))
-                    for g, found in enumerate(scored(builder, form, narrow, q_at, head_codes, head_scales)):
+                    for g, found in enumerate(scored(builder, form, narrow, a.blocks, q_at, head_codes, head_scales)):
                         store(builder, found if factors is None else builder.fmul(found, factors), offset(builder, target, 4 * CHUNK * g))
 
-    def scored(builder: ir.IRBuilder, form: int, narrow: bool, q_at: list, codes: list, scales: list) -> list[ir.Value]:
+    def scored(builder: ir.IRBuilder, form: int, narrow: bool, blocks: ir.Value, q_at: list, codes: list, scales: list) -> list[ir.Value]:
         """For each query row its products with these rows, one short vector."""
         sums = [[cgutils.alloca_once_value(builder, constant(0.0, VF)) for _ in range(rows)] for _ in q_at]
         with cgutils.for_range(builder, blocks, intp=I64) as block:
@@ -98,15 +97,13 @@ def dot_rows(
         return [summed_each(builder, [builder.load(total) for total in each]) for each in sums]
 
     def codegen(context, builder, signature, args):
-        nonlocal blocks
         names = ("form", "q", "dim", "heads", "parts", "codes", "row_bytes", "head_bytes", "scales", "scale_bytes", "scale_head_bytes")
         a = Arguments((*names, "slots", "count", "out", "next_slots", "k_bytes", "v_codes", "v_row_bytes", "v_bytes"), args[1:])
-        blocks = builder.sdiv(a.dim, I64(BLOCK))
+        a.blocks = builder.sdiv(a.dim, I64(BLOCK))
         numbers = [*FORMATS.values(), *(NARROW + form for form in NARROW_FORMATS if HOST_IS_NARROW)]
         for_each_format(builder, a.form, lambda form: emit(builder, form % NARROW, form >= NARROW, a), numbers)
         return context.get_dummy_value()
 
-    blocks: ir.Value | None = None
     return _nothing(group, *([_int] * 19)), codegen
 
 
@@ -143,15 +140,15 @@ def add_rows(typingctx, group, form, weights, count, codes, row_bytes, scales, s
         if form in SCALED_ROWS:
             _scale_weights(builder, heads, a)
         if LANES == 16:  # a pass over the rows takes two blocks: 16 sums leave registers for what is decoded
-            pairs = builder.sdiv(blocks, I64(2))
+            pairs = builder.sdiv(a.blocks, I64(2))
             with cgutils.for_range(builder, pairs, intp=I64) as pair:
                 emit_blocks(builder, form, a, builder.shl(pair.index, I64(1)), 2, range(2))
-            with builder.if_then(builder.icmp_signed("!=", builder.shl(pairs, I64(1)), blocks)):
+            with builder.if_then(builder.icmp_signed("!=", builder.shl(pairs, I64(1)), a.blocks)):
                 emit_blocks(builder, form, a, builder.shl(pairs, I64(1)), 1, range(2))
             return
         every = range(BLOCK // LANES)
         at_once = len(every) if form == FORMATS["float32"] or heads < 3 else 2  # with 16 registers, decoding leaves room for eight sums
-        with cgutils.for_range(builder, blocks, intp=I64) as block:
+        with cgutils.for_range(builder, a.blocks, intp=I64) as block:
             for low in every[::at_once]:
                 emit_blocks(builder, form, a, block.index, 1, every[low : low + at_once])
 
@@ -190,14 +187,12 @@ def add_rows(typingctx, group, form, weights, count, codes, row_bytes, scales, s
             store(builder, builder.load(sums[key]), target)
 
     def codegen(context, builder, signature, args):
-        nonlocal blocks
         names = ("form", "weights", "count", "codes", "row_bytes", "scales", "scale_bytes", "slots", "dim", "out", "kept")
         a = Arguments(names, args[1:])
-        blocks = builder.sdiv(a.dim, I64(BLOCK))
+        a.blocks = builder.sdiv(a.dim, I64(BLOCK))
         for_each_format(builder, a.form, lambda form: emit(builder, form, a), FORMATS.values())
         return context.get_dummy_value()
 
-    blocks: ir.Value | None = None
     return _nothing(group, *([_int] * 11)), codegen
 
 
